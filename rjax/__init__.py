@@ -1,0 +1,63 @@
+"""Mixed-precision training for JAX as pure functions over flat region arrays.
+
+FP16 compute with FP32 master weights, planned ahead: every parameter has a slot in a
+few flat arenas, and casting, checking, updating and averaging the model are each one
+operation over one array, inside your own jitted step.
+"""
+
+from rjax import data, nn, ops, optim, scaling, stages
+from rjax.config import Clip, Config, Ema, Policy
+from rjax.diagnosis import NonFiniteGradientsError, check, diagnose
+from rjax.layout import Leaf, Slot
+from rjax.losses import linen_loss, stateless_loss
+from rjax.plan import Plan, make_plan
+from rjax.regions import Region, Role
+from rjax.report import Report
+from rjax.roles import Param
+from rjax.state import (
+    RegionState,
+    Results,
+    adopt_ema,
+    get_batch_stats,
+    get_params,
+    init_state,
+    replace_params,
+)
+from rjax.step import make_eval_step, make_train_step
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Clip",
+    "Config",
+    "Ema",
+    "Leaf",
+    "NonFiniteGradientsError",
+    "Param",
+    "Plan",
+    "Policy",
+    "Region",
+    "RegionState",
+    "Report",
+    "Results",
+    "Role",
+    "Slot",
+    "adopt_ema",
+    "check",
+    "data",
+    "diagnose",
+    "get_batch_stats",
+    "get_params",
+    "init_state",
+    "linen_loss",
+    "make_eval_step",
+    "make_plan",
+    "make_train_step",
+    "nn",
+    "ops",
+    "optim",
+    "replace_params",
+    "scaling",
+    "stages",
+    "stateless_loss",
+]

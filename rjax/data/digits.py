@@ -1,0 +1,69 @@
+"""Handwritten digits that come with scikit-learn: no download, 1797 images of 8x8."""
+
+from typing import Any
+
+import numpy as np
+
+from rjax.data.batches import permutation
+from rjax.data.dataset import Dataset
+
+# Apart from every epoch, so that the split shares no stream with a shuffle.
+_SPLIT_EPOCH = 2**64 - 1
+
+
+def load_digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
+    """Load scikit-learn's digits, shuffled and split.
+
+    Equals `sklearn.datasets.load_digits()` with pixels divided by 16 and a split that
+    depends on `seed` and `test_fraction` only.
+
+    Args:
+      seed: of the shuffle before the split, a non-negative int.
+      test_fraction: share of examples held out, in (0, 1).
+
+    Returns:
+      A `Dataset`: images float32 `[n, 8, 8, 1]` in [0, 1], labels int32 `[n]`.
+
+    Raises:
+      ImportError: scikit-learn is not installed.
+      ValueError: `seed` or `test_fraction` is out of range, or a side would be empty.
+
+    Example:
+      >>> digits = load_digits()
+      >>> digits.train[0].shape, digits.test[0].shape
+      ((1438, 8, 8, 1), (359, 8, 8, 1))
+    """
+    if not 0.0 < test_fraction < 1.0:
+        raise ValueError(
+            f"`test_fraction` must be in (0, 1), got {test_fraction}; 0.2 holds out a "
+            "fifth."
+        )
+    images, labels = _bundled()
+    held_out = round(len(labels) * test_fraction)
+    if not 0 < held_out < len(labels):
+        raise ValueError(
+            "`test_fraction` must leave examples on both sides of the split, got "
+            f"{test_fraction} of {len(labels)}; move it away from 0 and 1."
+        )
+    order = permutation(len(labels), seed, _SPLIT_EPOCH)
+    test, train = order[:held_out], order[held_out:]
+    return Dataset(
+        name="digits",
+        train=(images[train], labels[train]),
+        test=(images[test], labels[test]),
+        num_classes=10,
+    )
+
+
+def _bundled() -> tuple[np.ndarray, np.ndarray]:
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ImportError(
+            "`load_digits` needs scikit-learn, which is not installed; "
+            'run `pip install "rjax[data]"`.',
+            name="scikit-learn",
+        ) from error
+    bunch: Any = datasets.load_digits()
+    images = (bunch.images / 16.0).astype(np.float32)[..., None]
+    return images, bunch.target.astype(np.int32)

@@ -1,0 +1,8 @@
+"""Flax Linen modules that compute in the precision of the parameters they are given."""
+
+from rjax.nn.layers import BatchNorm as BatchNorm
+from rjax.nn.layers import Conv as Conv
+from rjax.nn.layers import ConvBNReLU as ConvBNReLU
+from rjax.nn.layers import Dense as Dense
+from rjax.nn.models import CNN as CNN
+from rjax.nn.models import MLP as MLP

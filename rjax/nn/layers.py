@@ -1,0 +1,212 @@
+"""Layers: parameters are float32 at init, compute follows the parameters given.
+
+None has a dtype attribute. A half-precision kernel makes its layer compute in half
+precision with float32 accumulation; norm parameters and biases stay float32 and are
+used as such.
+"""
+
+from collections.abc import Sequence
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from rjax.ops.batch_norm import (
+    batch_norm,
+    batch_norm_inference,
+    running_update,
+    values_per_channel,
+)
+from rjax.ops.dense import dense
+
+_KERNEL_INIT = nn.initializers.he_normal()
+
+
+class Dense(nn.Module):
+    """Multiply by a kernel and add a bias, by `rjax.ops.dense`.
+
+    Parameters `kernel` `[inputs, features]` and `bias` `[features]`; the output has the
+    dtype of the kernel. Used once in a model, its kernel gets a float32 gradient.
+
+    Attributes:
+      features: outputs per example.
+      use_bias: whether there is a bias.
+
+    Example:
+      >>> layer = Dense(3)
+      >>> params = layer.init(jax.random.key(0), jnp.ones((1, 2)))["params"]
+      >>> half = {**params, "kernel": params["kernel"].astype(jnp.float16)}
+      >>> layer.apply({"params": half}, jnp.ones((1, 2))).dtype
+      dtype('float16')
+    """
+
+    features: int
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*batch inputs"]
+    ) -> Float[Array, "*batch features"]:
+        """Return `x @ kernel + bias` in the kernel's dtype."""
+        shape = (x.shape[-1], self.features)
+        kernel = self.param("kernel", _KERNEL_INIT, shape, jnp.float32)
+        bias = None
+        if self.use_bias:
+            bias = self.param(
+                "bias", nn.initializers.zeros, (self.features,), jnp.float32
+            )
+        return dense(x, kernel, bias)
+
+
+class Conv(nn.Module):
+    """Convolve images over height and width.
+
+    Parameters `kernel` `[height, width, inputs, features]` and, if asked for, `bias`
+    `[features]`; the output has the dtype of the kernel, and so has its gradient.
+
+    Attributes:
+      features: output channels.
+      kernel_size: height and width of the kernel, or one int for both.
+      strides: steps along height and width, or one int for both.
+      padding: `"SAME"`, `"VALID"`, or a (low, high) pair per spatial axis.
+      use_bias: whether there is a bias.
+
+    Example:
+      >>> layer = Conv(4, strides=2)
+      >>> y, _ = layer.init_with_output(jax.random.key(0), jnp.ones((1, 8, 8, 3)))
+      >>> y.shape
+      (1, 4, 4, 4)
+    """
+
+    features: int
+    kernel_size: int | tuple[int, int] = 3
+    strides: int | tuple[int, int] = 1
+    padding: str | Sequence[tuple[int, int]] = "SAME"
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch height width inputs"]
+    ) -> Float[Array, "batch rows columns features"]:
+        """Return the convolution of x, rounded to the kernel's dtype."""
+        _check_images(x)
+        shape = (*_pair(self.kernel_size), x.shape[-1], self.features)
+        kernel = self.param("kernel", _KERNEL_INIT, shape, jnp.float32)
+        y = lax.conv_general_dilated(
+            x.astype(kernel.dtype),
+            kernel,
+            window_strides=_pair(self.strides),
+            padding=self.padding,
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+        )
+        if not self.use_bias:
+            return y
+        bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)
+        shifted = y.astype(jnp.float32) + bias.astype(jnp.float32).reshape(1, 1, 1, -1)
+        return shifted.astype(kernel.dtype)
+
+
+class BatchNorm(nn.Module):
+    """Normalise each channel, by `rjax.ops.batch_norm`.
+
+    Parameters `scale` and `bias` `[channels]`; collection `batch_stats` with `mean` and
+    (unbiased) `var` `[channels]`, float32. The output has the dtype of the input.
+
+    Attributes:
+      eps: added to the variance.
+      momentum: weight of a new batch in the running statistics.
+      relu: whether to clamp the result at zero.
+      axis_name: mesh axes whose devices share their batch statistics.
+
+    Example:
+      >>> layer, x = BatchNorm(), jnp.array([[1.0], [3.0]])
+      >>> variables = layer.init(jax.random.key(0), x, use_running_average=False)
+      >>> y, new = layer.apply(
+      ...     variables, x, use_running_average=False, mutable=["batch_stats"])
+      >>> new["batch_stats"]["var"]
+      Array([1.1], dtype=float32)
+    """
+
+    eps: float = 1e-5
+    momentum: float = 0.1
+    relu: bool = False
+    axis_name: str | tuple[str, ...] | None = None
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "*batch channels"], use_running_average: bool
+    ) -> Float[Array, "*batch channels"]:
+        """Return x normalised by the running statistics, or by its own."""
+        shape = x.shape[-1:]
+        scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
+        bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
+        var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
+        how = {"eps": self.eps, "relu": self.relu}
+        if use_running_average:
+            return batch_norm_inference(x, scale, bias, mean.value, var.value, **how)
+        if self.is_initializing():  # no mesh axis is bound and no statistic moves
+            return batch_norm(x, scale, bias, **how)[0]
+        y, batch_mean, batch_var = batch_norm(
+            x, scale, bias, axis_name=self.axis_name, **how
+        )
+        n = values_per_channel(x, self.axis_name)
+        mean.value, var.value = running_update(
+            mean.value, var.value, batch_mean, batch_var, n, self.momentum
+        )
+        return y
+
+
+class ConvBNReLU(nn.Module):
+    """Convolve without a bias, normalise by batch norm, clamp at zero ("CBR").
+
+    Attributes:
+      features: output channels.
+      kernel_size: height and width of the kernel, or one int for both.
+      strides: steps along height and width, or one int for both.
+      padding: as in `Conv`.
+      axis_name: as in `BatchNorm`.
+
+    Example:
+      >>> layer = ConvBNReLU(4)
+      >>> variables = layer.init(jax.random.key(0), jnp.ones((2, 8, 8, 3)))
+      >>> sorted(variables["params"])
+      ['bn', 'conv']
+    """
+
+    features: int
+    kernel_size: int | tuple[int, int] = 3
+    strides: int | tuple[int, int] = 1
+    padding: str | Sequence[tuple[int, int]] = "SAME"
+    axis_name: str | tuple[str, ...] | None = None
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch height width inputs"], train: bool = False
+    ) -> Float[Array, "batch rows columns features"]:
+        """Return the block's activations in the kernel's dtype."""
+        conv = Conv(
+            self.features,
+            self.kernel_size,
+            self.strides,
+            self.padding,
+            use_bias=False,
+            name="conv",
+        )
+        norm = BatchNorm(relu=True, axis_name=self.axis_name, name="bn")
+        return norm(conv(x), use_running_average=not train)
+
+
+def _pair(value: int | tuple[int, int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else value
+
+
+def _check_images(x: jax.Array) -> None:
+    if x.ndim != 4 or not jnp.issubdtype(x.dtype, jnp.floating):
+        raise ValueError(
+            "`x` must be floating images [batch, height, width, channels], got "
+            f"{x.dtype} of shape {x.shape}; convert it, or add the missing axis with "
+            "`x[..., None]`."
+        )

@@ -1,0 +1,25 @@
+"""Operations over arenas and tensors, one folder each.
+
+`api.py` validates, documents and chooses; `base.py` is plain jnp: reference, fallback
+and documentation at once. Nothing here knows plans or states.
+"""
+
+from rjax.ops.batch_norm import batch_norm, batch_norm_inference
+from rjax.ops.cast import cast
+from rjax.ops.check_finite import check_finite
+from rjax.ops.dense import dense
+from rjax.ops.ema import ema
+from rjax.ops.softmax_cross_entropy import softmax_cross_entropy
+from rjax.ops.update import unscale, update
+
+__all__ = [
+    "batch_norm",
+    "batch_norm_inference",
+    "cast",
+    "check_finite",
+    "dense",
+    "ema",
+    "softmax_cross_entropy",
+    "unscale",
+    "update",
+]

@@ -1,0 +1,78 @@
+"""Check an arena of gradients: the flag, the norm, the slots at fault."""
+
+from typing import NamedTuple
+
+import jax
+from jaxtyping import Array, Bool, Float
+
+from rjax.ops.check_finite import base
+from rjax.ops.dispatch import resolve
+from rjax.ops.slots import SlotTable
+
+
+class Check(NamedTuple):
+    """What one look at the gradients yields.
+
+    Attributes:
+        flag: bool[], set if the step must be skipped.
+        norm: f32[], norm of the unscaled gradient before any clip; NaN on a skip.
+    """
+
+    flag: Bool[Array, ""]
+    norm: Float[Array, ""]
+
+
+def check_finite(
+    grads: Float[Array, " n"],
+    scale: Float[Array, ""],
+    *,
+    on_inf: str = "skip",
+    implementation: str | None = None,
+) -> Check:
+    """Look for NaN and Inf in an arena and take the norm of ``grads / scale``.
+
+    Equals ``(any(~isfinite(grads)), norm(grads / scale))``, but decides by bit
+    patterns, and the norm is safe for zero gradients and for values whose square
+    overflows or underflows. Accumulates in float32.
+
+    Args:
+        grads: float32[n], gradients times `scale`; padding is zero.
+        scale: float32[], the loss scale of this step.
+        on_inf: "skip": NaN and Inf set the flag; "clamp": only NaN does.
+        implementation: "xla" or `None`.
+
+    Returns:
+        A :class:`Check`.
+
+    Raises:
+        ValueError: for gradients that are not one-dimensional float32.
+        NotImplementedError: if the implementation named cannot serve.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> flag, norm = check_finite(jnp.array([3.0, 4.0]), jnp.float32(2.0))
+        >>> bool(flag), float(norm)
+        (False, 2.5)
+
+    Source: `RANGE_CHECK_NAN` of the article, section 4.3.
+    """
+    if grads.ndim != 1 or grads.dtype != "float32":
+        raise ValueError(
+            f"`grads` must be a float32 arena of shape [n], got "
+            f"{grads.dtype}{list(grads.shape)}."
+        )
+    run = resolve("check_finite", implementation, {"xla": base.check_finite})
+    return Check(*run(grads, scale, on_inf == "clamp"))
+
+
+def nonfinite_slots(
+    grads: Float[Array, " n"], table: SlotTable, *, on_inf: str = "skip"
+) -> jax.Array:
+    """Return bool[slots]: the slots that set the flag of :func:`check_finite`.
+
+    Args:
+        grads: float32[n], the whole arena.
+        table: the slots that tile it.
+        on_inf: as for :func:`check_finite`.
+    """
+    return base.nonfinite_slots(grads, table, on_inf == "clamp")

@@ -1,0 +1,5 @@
+"""Exponential moving average of an arena."""
+
+from rjax.ops.ema.api import ema
+
+__all__ = ["ema"]

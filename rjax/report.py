@@ -1,0 +1,63 @@
+"""What a step says about itself."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "loss", "applied", "scale", "grad_norm", "learning_rate", "step", "skipped",
+        "consecutive_skips", "offender", "bad_slots", "bad_stats", "metrics",
+    ],
+    meta_fields=[],
+)  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """The report of one step, or of many where `lax.scan` has stacked them.
+
+    Attributes:
+        loss: f32[], mean loss over the batch, unscaled.
+        applied: bool[], whether the step moved the model.
+        scale: f32[], loss scale of this step.
+        grad_norm: f32[], norm of the true gradient before the clip; NaN on a skip.
+        learning_rate: f32[], rate of this step.
+        step: i32[], number of this attempted step, from 0.
+        skipped: i32[], skipped steps so far.
+        consecutive_skips: i32[], skipped steps since the last applied one.
+        offender: i32[], lowest slot with a non-finite gradient, -1 if none.
+        bad_slots: bool[slots], which slots' gradients were not finite.
+        bad_stats: bool[], whether the new running statistics were not finite.
+        metrics: pytree from the loss function; with accumulation, floats are averaged
+            over the micro-batches and integers summed.
+    """
+
+    loss: jax.Array
+    applied: jax.Array
+    scale: jax.Array
+    grad_norm: jax.Array
+    learning_rate: jax.Array
+    step: jax.Array
+    skipped: jax.Array
+    consecutive_skips: jax.Array
+    offender: jax.Array
+    bad_slots: jax.Array
+    bad_stats: jax.Array
+    metrics: Any
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain Python numbers (lists where stacked) for any logger.
+
+        This waits for the device. `bad_slots` becomes the list of slot indices of a
+        single report, and nested lists of bool of a stacked one.
+        """
+        host: Report = jax.device_get(self)
+        fields = {f.name: getattr(host, f.name) for f in dataclasses.fields(host)}
+        plain = jax.tree.map(lambda x: x.tolist(), fields)
+        if jnp.ndim(host.loss) == 0:
+            plain["bad_slots"] = host.bad_slots.nonzero()[0].tolist()
+        return plain

@@ -1,0 +1,170 @@
+"""The manifest of a run: what it ran on, with what, and what came out.
+
+A manifest is written when the run begins and again when it ends, each time whole: a
+reader finds either the old or the new text. One that still says `running` belongs to
+a run that goes on or was killed.
+"""
+
+import dataclasses
+import datetime
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+FORMAT = 1
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+class Manifest:
+    """The file `manifest.json` of one run.
+
+    Args:
+        folder: the run's folder.
+        **facts: what is known at the start, as plain data.
+    """
+
+    def __init__(self, folder: Path, **facts: Any) -> None:
+        self.path = folder / "manifest.json"
+        self.content = {
+            "format": FORMAT,
+            "status": "running",
+            "started": _now(),
+            "ended": None,
+            **describe_machine(),
+            **facts,
+            "results": None,
+        }
+        self.write()
+
+    def finish(self, status: str, results: Mapping[str, Any], **facts: Any) -> None:
+        """Write the end of the run: its status and what came out."""
+        self.content |= {"status": status, "ended": _now(), **facts}
+        self.content["results"] = results
+        self.write()
+
+    def write(self) -> None:
+        """Replace the file by the present content in one go."""
+        write_atomically(self.path, dumps(self.content, indent=2) + "\n")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return versions, devices, environment and source revision, as plain data."""
+    import rjax
+
+    devices = jax.devices()
+    return {
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in _PACKAGES},
+            "rjax": rjax.__version__,
+        },
+        "device": {
+            "platform": devices[0].platform,
+            "kind": devices[0].device_kind,
+            "count": len(devices),
+        },
+        "environment": {
+            name: value
+            for name, value in sorted(os.environ.items())
+            if name == "XLA_FLAGS" or name.startswith("JAX_")
+        },
+        "source": describe_source(Path(rjax.__file__).parent),
+    }
+
+
+def describe_source(package: Path) -> dict[str, Any] | None:
+    """Return revision and state of the checkout that `package` lies in.
+
+    Args:
+        package: folder with an `__init__.py`.
+
+    Returns:
+        `{"revision": str, "dirty": bool}`, or `None` if git does not track the
+        package (it was installed, perhaps below some other project's checkout).
+    """
+    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    revision = _git(package, "rev-parse", "HEAD")
+    if tracked is None or revision is None:
+        return None
+    return {"revision": revision, "dirty": _git(package, "status", "--porcelain") != ""}
+
+
+def describe_data(dataset: Any) -> dict[str, Any]:
+    """Return name, sizes and a sha256 over dtypes, shapes and bytes of a data set."""
+    digest = hashlib.sha256()
+    for array in (*dataset.train, *dataset.test):
+        array = np.ascontiguousarray(array)
+        digest.update(f"{array.dtype.str}{array.shape}".encode())
+        digest.update(array.tobytes())
+    return {
+        "name": dataset.name,
+        "train": len(dataset.train[1]),
+        "test": len(dataset.test[1]),
+        "sha256": digest.hexdigest(),
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as what JSON knows; a non-finite number becomes `None`.
+
+    Dataclasses turn into mappings with their type's name, callables into their
+    qualified name.
+
+    Example:
+        >>> plain({"scale": np.float32(2), "norm": float("nan"), "axes": (0, 1)})
+        {'scale': 2.0, 'norm': None, 'axes': [0, 1]}
+    """
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **plain(fields)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray | np.generic | jax.Array):
+        return plain(np.asarray(value).tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return getattr(value, "__qualname__", str(value))
+
+
+def dumps(value: Any, indent: int | None = None) -> str:
+    """Return `value` as strict JSON."""
+    return json.dumps(plain(value), indent=indent, allow_nan=False)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace `path` by `text`, so that a reader never sees a part of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,421 @@
+"""The pipeline, stage by stage (SEMANTICS section 2).
+
+Every stage is a pure function from :class:`InFlight` to :class:`InFlight`; its name
+shows in the lowered program. :func:`rjax.make_train_step` is their composition::
+
+    flow = begin(plan, state, batch)
+    flow = forward_backward(flow, loss_fn)
+    flow = cast_deep_grads(flow)
+    flow = reduce_deep(flow)
+    flow = cast_first_grads(flow)
+    flow = reduce_first(flow)
+    flow = check_and_scale(flow)
+    flow = reconcile_stats(flow)
+    flow = commit_stats(flow)              # from here to the end of the pipeline
+    flow = update(flow)                    # only if the flag is clear; the train
+    flow = update_ema(flow)                # step gates all five by one `lax.cond`,
+    flow = cast_to_compute(flow)           # `apply`
+    flow = cast_ema_to_compute(flow)
+    state, report = finish(flow)
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rjax import ops
+from rjax.ops.bits import is_finite
+from rjax.ops.check_finite import nonfinite_slots
+from rjax.optim import OptaxOptimizer
+from rjax.plan import Plan
+from rjax.regions import Role
+from rjax.report import Report
+from rjax.state import GATED, RegionState, Results, half_copy
+from rjax.vjp import Gradients, loss_gradients
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "state", "batch", "scale", "learning_rate", "cotangents", "grads", "loss",
+        "metrics", "next_stats", "flag", "bad_stats", "grad_norm", "bad_slots",
+    ],
+    meta_fields=["plan", "implementation"],
+)  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class InFlight:
+    """A step under way: the state plus what the stages have found so far.
+
+    Fields are `None` until a stage fills them.
+
+    Attributes:
+        plan: the static layout.
+        implementation: of the range operations, `None` to choose.
+        state: the state; only the gated stages and `check_and_scale` change it.
+        batch: the batch, dropped once the gradients are there.
+        scale: f32[], loss scale of this step.
+        learning_rate: f32[], rate of this step; NaN with an Optax optimizer.
+        cotangents: one gradient per slot, times `scale`, as the backward pass gave it.
+        grads: f32[n], all gradients, times `scale`.
+        loss: f32[], mean loss, unscaled.
+        metrics: pytree from the loss function.
+        next_stats: running statistics after this step.
+        flag: bool[], set if the step must be skipped.
+        bad_stats: bool[], set if the new statistics are not finite.
+        grad_norm: f32[], norm of the true gradient before the clip; NaN on a skip.
+        bad_slots: bool[slots], which gradients are not finite.
+    """
+
+    plan: Plan
+    implementation: str | None
+    state: RegionState
+    batch: Any
+    scale: jax.Array
+    learning_rate: jax.Array
+    cotangents: tuple[jax.Array, ...] | None = None
+    grads: jax.Array | None = None
+    loss: Any = None
+    metrics: Any = None
+    next_stats: Any = None
+    flag: Any = None
+    bad_stats: Any = None
+    grad_norm: Any = None
+    bad_slots: Any = None
+
+    @property
+    def grads_half(self) -> jax.Array | None:
+        """half[n - b]: the gradients that the backward pass left in half precision.
+
+        Laid out as the compute copy; zero where a gradient came out in float32.
+        `None` in fp32 and once the gradients are packed in float32.
+        """
+        if self.cotangents is None or self.plan.half_dtype is None:
+            return None
+        dtype = self.plan.half_dtype
+        values = [
+            ct if ct.dtype == dtype else jnp.zeros(ct.shape, dtype)
+            for ct in self.cotangents
+        ]
+        return self.plan.concatenate(values, dtype)[self.plan.bias_like :]
+
+
+Stage = Callable[[InFlight], InFlight]
+
+
+def _stage(body: Callable[..., InFlight]) -> Callable[..., InFlight]:
+    """Give a stage its name in the lowered program, even if it has nothing to do."""
+    name = body.__name__.lstrip("_")
+
+    @functools.wraps(body)
+    def stage(flow: InFlight, *args: Any) -> InFlight:
+        with jax.named_scope(name):
+            marked = dataclasses.replace(
+                flow, scale=lax.optimization_barrier(flow.scale)
+            )
+            return body(marked, *args)
+
+    return stage
+
+
+def begin(
+    plan: Plan, state: RegionState, batch: Any, implementation: str | None = None
+) -> InFlight:
+    """Start a step: fix its scale and its learning rate.
+
+    Args:
+        plan: the static layout.
+        state: the training state.
+        batch: pytree of arrays; leading axis split into micro-batches if the plan
+            accumulates.
+        implementation: of the range operations, `None` to choose.
+    """
+    schedule = plan.config.schedule
+    rate = state.learning_rate
+    if schedule is not None:
+        rate = jnp.asarray(schedule(state.applied_steps)).astype(jnp.float32)
+    return InFlight(plan, implementation, state, batch, state.scale, rate)
+
+
+@_stage
+def forward_backward(flow: InFlight, loss_fn: Any) -> InFlight:
+    """Run the loss on the compute view and differentiate it, times the scale."""
+    found: Gradients = loss_gradients(
+        flow.plan, flow.state, flow.batch, loss_fn, flow.scale
+    )
+    return dataclasses.replace(
+        flow,
+        batch=None,
+        cotangents=found.cotangents,
+        loss=found.loss,
+        metrics=found.metrics,
+        next_stats=found.next_stats,
+    )
+
+
+def _cast(flow: InFlight, deep: bool) -> tuple[jax.Array, ...]:
+    assert flow.cotangents is not None, "forward_backward comes first"
+    return tuple(
+        ops.cast(ct, jnp.float32) if (slot.part is Role.DEEP_CONV) == deep else ct
+        for slot, ct in zip(flow.plan.slots, flow.cotangents, strict=True)
+    )
+
+
+@_stage
+def cast_deep_grads(flow: InFlight) -> InFlight:
+    """Cast the gradients of `G_DEEP_CONV` to float32."""
+    return dataclasses.replace(flow, cotangents=_cast(flow, deep=True))
+
+
+@_stage
+def reduce_deep(flow: InFlight) -> InFlight:
+    """Average bucket 1 (`G_DEEP_CONV`, `R_RESULT`) over devices; on one, nothing."""
+    return flow
+
+
+@_stage
+def cast_first_grads(flow: InFlight) -> InFlight:
+    """Cast every half gradient that is left and lay all of them out as one arena.
+
+    The casts fuse into the one concatenation.
+    """
+    grads = flow.plan.concatenate(_cast(flow, deep=False), jnp.float32)
+    return dataclasses.replace(flow, cotangents=None, grads=grads)
+
+
+@_stage
+def reduce_first(flow: InFlight) -> InFlight:
+    """Average bucket 2 (`G_BN_BIAS..G_FIRST_CONV`) over devices; on one, nothing."""
+    return flow
+
+
+@_stage
+def check_and_scale(flow: InFlight) -> InFlight:
+    """Decide whether the step counts, and find the scale of the next one.
+
+    One flag over all gradients, the new statistics and the learning rate.
+    """
+    assert flow.grads is not None, "cast_first_grads comes first"
+    config = flow.plan.config
+    found = ops.check_finite(
+        flow.grads,
+        flow.scale,
+        on_inf=_on_inf(flow.plan),
+        implementation=flow.implementation,
+    )
+    bad_stats = jnp.zeros((), jnp.bool_)
+    for leaf in jax.tree.leaves(flow.next_stats):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            bad_stats |= ~jnp.all(is_finite(leaf))
+    flag = found.flag | bad_stats | ~is_finite(flow.learning_rate)
+    scale, scaling_state = config.scale_rule.next(
+        flow.scale, flow.state.scaling_state, flag
+    )
+    return dataclasses.replace(
+        flow,
+        state=dataclasses.replace(
+            flow.state, scale=scale, scaling_state=scaling_state
+        ),
+        flag=flag,
+        bad_stats=bad_stats,
+        grad_norm=jnp.where(flag, jnp.float32(jnp.nan), found.norm),
+        bad_slots=jnp.zeros((len(flow.plan.slots),), jnp.bool_),
+    )  # fmt: skip
+
+
+@_stage
+def reconcile_stats(flow: InFlight) -> InFlight:
+    """Make running statistics agree over devices; on one, nothing."""
+    return flow
+
+
+def _on_inf(plan: Plan) -> str:
+    return plan.config.clip.on_inf if plan.config.clip else "skip"
+
+
+def _skip(flow: InFlight) -> tuple[dict[str, Any], jax.Array]:
+    """Keep everything, and find which slots are at fault."""
+    bad = nonfinite_slots(flow.grads, flow.plan.slot_table, on_inf=_on_inf(flow.plan))
+    kept = {name: getattr(flow.state, name) for name in GATED}
+    return jax.tree.map(_rewritten, kept), bad
+
+
+def _rewritten(x: jax.Array) -> jax.Array:
+    """Return x, its first element written over itself.
+
+    A branch that only passes its operands through makes XLA (seen with jax 0.10.2)
+    copy every donated arena once more after the conditional.
+    """
+    if x.size == 0 or jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return x
+    start = (0,) * x.ndim
+    one = lax.slice(x, start, (1,) * x.ndim)
+    return lax.dynamic_update_slice(x, one, start)
+
+
+def gated(*stages: Stage) -> Stage:
+    """Compose stages under one `lax.cond`: they run only if the flag is clear.
+
+    With the flag set, nothing of :data:`rjax.state.GATED` changes a bit, and
+    `bad_slots` says which gradients were not finite. The branches are built once, so
+    eager calls do not recompile.
+
+    Args:
+        *stages: stages that change only gated fields of the state.
+    """
+
+    def clear(flow: InFlight) -> tuple[dict[str, Any], jax.Array]:
+        for stage in stages:
+            flow = stage(flow)
+        return {name: getattr(flow.state, name) for name in GATED}, flow.bad_slots
+
+    def run(flow: InFlight) -> InFlight:
+        assert flow.flag is not None, "check_and_scale comes first"
+        moved, bad_slots = lax.cond(flow.flag, _skip, clear, flow)
+        state = dataclasses.replace(flow.state, **moved)
+        return dataclasses.replace(flow, state=state, bad_slots=bad_slots)
+
+    run.__name__ = "_".join(stage.__name__.lstrip("_") for stage in stages)
+    run.__doc__ = "\n\n".join(stage.__doc__ or "" for stage in stages)
+    return run
+
+
+def _evolve(flow: InFlight, **changes: Any) -> InFlight:
+    return dataclasses.replace(flow, state=dataclasses.replace(flow.state, **changes))
+
+
+@_stage
+def _commit_stats(flow: InFlight) -> InFlight:
+    """Make the new running statistics current, and count the loss."""
+    old = flow.state.results
+    results = Results(old.loss_sum + flow.loss, old.count + 1)
+    return _evolve(flow, batch_stats=flow.next_stats, results=results)
+
+
+@_stage
+def _update(flow: InFlight) -> InFlight:
+    """Unscale, clip and apply the optimizer to the masters."""
+    plan, state, config = flow.plan, flow.state, flow.plan.config
+    count = state.applied_steps + 1
+    if isinstance(config.optimizer, OptaxOptimizer):
+        return _evolve(flow, applied_steps=count, **_optax_update(flow))
+    new = ops.update(
+        config.optimizer,
+        state.master,
+        _true_gradient(flow),
+        state.mu,
+        state.nu,
+        learning_rate=flow.learning_rate,
+        count=count,
+        table=plan.slot_table,
+        implementation=flow.implementation,
+    )
+    return _evolve(flow, applied_steps=count, **new._asdict())
+
+
+def _true_gradient(flow: InFlight) -> jax.Array:
+    """Return f32[n], the gradient unscaled and clipped."""
+    assert flow.grads is not None and flow.grad_norm is not None
+    clip = flow.plan.config.clip
+    return ops.unscale(
+        flow.grads,
+        flow.scale,
+        clip_value=clip.value if clip else None,
+        clip_norm=clip.norm if clip else None,
+        norm=flow.grad_norm,
+    )
+
+
+def _optax_update(flow: InFlight) -> dict[str, Any]:
+    """Run an Optax transformation on trees of true gradients and masters."""
+    plan, state, config = flow.plan, flow.state, flow.plan.config
+    assert isinstance(config.optimizer, OptaxOptimizer)
+    steps, opt_state = config.optimizer.tx.update(
+        plan.unpack(_true_gradient(flow)),
+        state.opt_state,
+        plan.unpack(state.master),
+    )
+    return {"master": state.master + plan.pack(steps), "opt_state": opt_state}
+
+
+@_stage
+def _update_ema(flow: InFlight) -> InFlight:
+    """Average the masters, and average or copy the running statistics."""
+    config, state = flow.plan.config.ema, flow.state
+    if config is None:
+        return flow
+    average = functools.partial(
+        ops.ema, decay=config.decay, implementation=flow.implementation
+    )
+
+    def next_stat(old: jax.Array, new: jax.Array) -> jax.Array:
+        floating = jnp.issubdtype(new.dtype, jnp.floating)
+        if config.batch_stats == "copy" or not floating:
+            return new
+        wide = average(old.astype(jnp.float32), new.astype(jnp.float32))
+        return wide.astype(old.dtype)
+
+    return _evolve(
+        flow,
+        ema=average(state.ema, state.master),
+        ema_batch_stats=jax.tree.map(
+            next_stat, state.ema_batch_stats, state.batch_stats
+        ),
+    )
+
+
+@_stage
+def _cast_to_compute(flow: InFlight) -> InFlight:
+    """Cast the masters to the half-precision copy the next step computes with."""
+    return _evolve(flow, compute=half_copy(flow.plan, flow.state.master))
+
+
+@_stage
+def _cast_ema_to_compute(flow: InFlight) -> InFlight:
+    """Cast the average to its half-precision copy."""
+    if not flow.plan.gates.ema:
+        return flow
+    return _evolve(flow, ema_compute=half_copy(flow.plan, flow.state.ema))
+
+
+commit_stats = gated(_commit_stats)
+update = gated(_update)
+update_ema = gated(_update_ema)
+cast_to_compute = gated(_cast_to_compute)
+cast_ema_to_compute = gated(_cast_ema_to_compute)
+apply = gated(
+    _commit_stats, _update, _update_ema, _cast_to_compute, _cast_ema_to_compute
+)
+
+
+def finish(flow: InFlight) -> tuple[RegionState, Report]:
+    """Count the step and report on it."""
+    flag, state, one = flow.flag, flow.state, jnp.ones((), jnp.int32)
+    assert flag is not None, "check_and_scale comes first"
+    consecutive = jnp.where(flag, state.consecutive_skips + one, 0 * one)
+    new = dataclasses.replace(
+        state,
+        step=state.step + one,
+        skipped=state.skipped + flag.astype(jnp.int32),
+        consecutive_skips=consecutive,
+    )
+    first = jnp.argmax(flow.bad_slots).astype(jnp.int32)
+    report = Report(
+        loss=flow.loss,
+        applied=~flag,
+        scale=flow.scale,
+        grad_norm=flow.grad_norm,
+        learning_rate=flow.learning_rate,
+        step=state.step,
+        skipped=new.skipped,
+        consecutive_skips=new.consecutive_skips,
+        offender=jnp.where(jnp.any(flow.bad_slots), first, -one),
+        bad_slots=flow.bad_slots,
+        bad_stats=flow.bad_stats,
+        metrics=flow.metrics,
+    )
+    return new, report

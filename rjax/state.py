@@ -1,0 +1,452 @@
+"""The training state: a flat pytree of region arrays, and views of it."""
+
+import dataclasses
+import functools
+import math
+import numbers
+import warnings
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rjax.ops import cast
+from rjax.ops.check_finite import nonfinite_slots
+from rjax.optim import OptaxOptimizer
+from rjax.plan import Plan
+from rjax.trees import check_floating, flatten
+
+Which = Literal["master", "compute", "ema", "ema_compute"]
+
+
+class Results(NamedTuple):
+    """Accumulated over applied steps: region `R_RESULT_ACCUMULATED`.
+
+    Attributes:
+        loss_sum: f32[], sum of the losses.
+        count: i32[], number of steps summed.
+    """
+
+    loss_sum: jax.Array
+    count: jax.Array
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=[
+        "master", "compute", "mu", "nu", "ema", "ema_compute", "batch_stats",
+        "ema_batch_stats", "opt_state", "frozen", "scale", "scaling_state",
+        "learning_rate", "step", "applied_steps", "skipped", "consecutive_skips",
+        "results", "key",
+    ],
+    meta_fields=[],
+)  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class RegionState:
+    """Everything that training carries from step to step.
+
+    n is `plan.n`, b is `plan.bias_like`; half is the compute dtype. Every step takes
+    and returns the same structure, and no two fields share a buffer, so the state
+    can be donated.
+
+    Attributes:
+        master: f32[n], the weights the optimizer moves.
+        compute: half[n - b], the kernels as the forward pass sees them; `None` in
+            fp32.
+        mu: f32[n], momentum or first moment, or `None`.
+        nu: f32[n], second moment, or `None`.
+        ema: f32[n], average of the masters, or `None`.
+        ema_compute: half[n - b], its half-precision copy, or `None`.
+        batch_stats: pytree of running statistics, `{}` if the model has none.
+        ema_batch_stats: their average or copy, or `None`.
+        opt_state: Optax state, or `None` with a native optimizer.
+        frozen: {path: array}, frozen parameters in compute precision.
+        scale: f32[], loss scale of the next step.
+        scaling_state: own state of the loss-scale rule.
+        learning_rate: f32[], rate of the next step; unused with a schedule.
+        step: i32[], attempted steps.
+        applied_steps: i32[], applied steps.
+        skipped: i32[], skipped steps.
+        consecutive_skips: i32[], skipped steps since the last applied one.
+        results: see :class:`Results`.
+        key: random key, constant; a step folds its number into it.
+    """
+
+    master: jax.Array
+    compute: jax.Array | None
+    mu: jax.Array | None
+    nu: jax.Array | None
+    ema: jax.Array | None
+    ema_compute: jax.Array | None
+    batch_stats: Any
+    ema_batch_stats: Any
+    opt_state: Any
+    frozen: dict[str, jax.Array]
+    scale: jax.Array
+    scaling_state: Any
+    learning_rate: jax.Array
+    step: jax.Array
+    applied_steps: jax.Array
+    skipped: jax.Array
+    consecutive_skips: jax.Array
+    results: Results
+    key: jax.Array
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some fields replaced; nothing recompiles.
+
+        Numbers given for scalar fields become arrays of the field's dtype.
+
+        Args:
+            **changes: new values by field name.
+
+        Raises:
+            ValueError: for an unknown field, or a scale or learning rate that no
+                step could use.
+
+        Example:
+            ``state = state.replace(learning_rate=0.01)``
+        """
+        for name, value in changes.items():
+            if name not in self.__dataclass_fields__:
+                raise ValueError(f"RegionState has no field {name!r}.")
+            old = getattr(self, name)
+            if isinstance(value, numbers.Number) and isinstance(old, jax.Array):
+                _check_number(name, value)
+                changes[name] = jnp.full(old.shape, value, old.dtype)
+        return dataclasses.replace(self, **changes)
+
+
+# What only an applied step moves (SEMANTICS section 3).
+GATED = (
+    "master", "compute", "mu", "nu", "ema", "ema_compute", "batch_stats",
+    "ema_batch_stats", "opt_state", "applied_steps", "results",
+)  # fmt: skip
+
+
+def init_state(
+    plan: Plan, params: Any, batch_stats: Any = None, seed: int | jax.Array = 0
+) -> RegionState:
+    """Fill the arenas from initial parameters.
+
+    Works under `jit` and `vmap` (over seeds or parameters); the checks of values are
+    then left out.
+
+    Args:
+        plan: from :func:`rjax.make_plan`.
+        params: parameter tree of the plan's structure, floating.
+        batch_stats: initial running statistics, if the plan has any.
+        seed: integer seed or a key from `jax.random.key`.
+
+    Returns:
+        A state that owns all its buffers: `params` stays yours.
+
+    Raises:
+        ValueError: by path, for a wrong structure, shape or dtype, and for values
+            that are not finite.
+
+    Example:
+        >>> import rjax
+        >>> params = {"dense": {"kernel": jnp.ones((3, 2))}}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> state = rjax.init_state(plan, params)
+        >>> state.master.shape, state.compute.dtype.name, float(state.scale)
+        ((128,), 'float16', 8192.0)
+    """
+    leaves = plan.check_tree(params, "params")
+    _check_complete(plan, leaves, "params")
+    stats = _checked_stats(plan, batch_stats)
+    state = _initial(plan, leaves, stats, _as_key(seed))
+    _check_values(plan, state, "params")
+    return state
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _initial(
+    plan: Plan, leaves: list[Any], batch_stats: Any, key: jax.Array
+) -> RegionState:
+    gates, config = plan.gates, plan.config
+    master, compute, frozen = _stored(plan, leaves)
+    zeros = functools.partial(jnp.zeros_like, master)
+    scale, scaling_state = config.scale_rule.init()
+    count = functools.partial(jnp.zeros, (), jnp.int32)
+    rate = config.learning_rate if config.schedule is None else None
+    opt_state = None
+    if isinstance(config.optimizer, OptaxOptimizer):
+        opt_state = config.optimizer.tx.init(plan.unpack(master))
+    return RegionState(
+        master=master,
+        compute=compute,
+        mu=zeros() if gates.mu else None,
+        nu=zeros() if gates.nu else None,
+        ema=jnp.copy(master) if gates.ema else None,
+        ema_compute=_copy(compute) if gates.ema else None,
+        batch_stats=_copy(batch_stats),
+        ema_batch_stats=_copy(batch_stats) if gates.ema else None,
+        opt_state=_copy(opt_state),
+        frozen=frozen,
+        scale=scale,
+        scaling_state=scaling_state,
+        learning_rate=jnp.asarray(0.0 if rate is None else rate, jnp.float32),
+        step=count(),
+        applied_steps=count(),
+        skipped=count(),
+        consecutive_skips=count(),
+        results=Results(jnp.zeros((), jnp.float32), count()),
+        key=jnp.copy(key),
+    )
+
+
+def half_copy(plan: Plan, arena: jax.Array) -> jax.Array | None:
+    """Cast a full-length float32 arena to its half-precision copy, if there is one."""
+    if plan.half_dtype is None:
+        return None
+    return cast(arena[plan.bias_like :], plan.half_dtype)
+
+
+def views(
+    plan: Plan, master: jax.Array, compute: jax.Array | None
+) -> list[jax.Array]:  # fmt: skip
+    """Return one array per slot, in slot order, as the loss function sees them."""
+    found = []
+    for slot in plan.slots:
+        arena, start = master, slot.offset
+        if slot.half and compute is not None:
+            arena, start = compute, slot.offset - plan.bias_like
+        flat = jax.lax.slice(arena, (start,), (start + slot.size,))
+        found.append(flat.reshape(slot.shape))
+    return found
+
+
+def assemble(
+    plan: Plan, values: Sequence[Any], frozen: dict[str, jax.Array]
+) -> Any:  # fmt: skip
+    """Return the parameter tree made of one value per slot and the frozen ones."""
+    leaves: list[Any] = [None] * plan.treedef.num_leaves
+    for slot, value in zip(plan.slots, values, strict=True):
+        leaves[slot.leaf] = value
+    for leaf in plan.frozen:
+        leaves[leaf.leaf] = frozen[leaf.path]
+    return jax.tree.unflatten(plan.treedef, leaves)
+
+
+def get_params(plan: Plan, state: RegionState, which: Which = "master") -> Any:
+    """Return parameters as an ordinary tree of the model's structure.
+
+    Args:
+        plan: the state's plan.
+        state: the training state.
+        which: "master" or "ema": float32 leaves; "compute" or "ema_compute": what a
+            forward pass sees, kernels in half precision (float32 in fp32).
+
+    Raises:
+        ValueError: for an unknown name, or an average where the plan keeps none.
+
+    Example:
+        ``variables = {"params": rjax.get_params(plan, state, which="ema")}``
+    """
+    check_which(plan, which)
+    arena = state.ema if which.startswith("ema") else state.master
+    half = state.ema_compute if which.startswith("ema") else state.compute
+    assert arena is not None
+    if which in ("master", "ema"):
+        wide = {p: x.astype(jnp.float32) for p, x in state.frozen.items()}
+        return assemble(plan, views(plan, arena, None), wide)
+    return assemble(plan, views(plan, arena, half), state.frozen)
+
+
+def get_batch_stats(
+    plan: Plan, state: RegionState, which: Literal["current", "ema"] = "current"
+) -> Any:
+    """Return the running statistics, current or averaged.
+
+    Args:
+        plan: the state's plan.
+        state: the training state.
+        which: "current" or "ema".
+
+    Raises:
+        ValueError: for an unknown name, or "ema" where the plan keeps no average.
+    """
+    if which == "current":
+        return state.batch_stats
+    if which != "ema":
+        raise ValueError(f"`which` must be 'current' or 'ema', got {which!r}.")
+    check_which(plan, "ema")
+    return state.ema_batch_stats
+
+
+def replace_params(
+    plan: Plan,
+    state: RegionState,
+    params: Any,
+    ema: Literal["keep", "copy"] = "keep",
+) -> RegionState:
+    """Put new weights in the masters, the compute copy and the frozen parameters.
+
+    Momenta, scale and counters stay.
+
+    Args:
+        plan: the state's plan.
+        state: the training state.
+        params: parameter tree of the plan's structure, floating and finite.
+        ema: "keep" the average, or restart it as a "copy" of the new weights.
+
+    Raises:
+        ValueError: by path, for a wrong structure, shape, dtype or value.
+    """
+    if ema not in ("keep", "copy"):
+        raise ValueError(f"`ema` must be 'keep' or 'copy', got {ema!r}.")
+    leaves = plan.check_tree(params, "params")
+    _check_complete(plan, leaves, "params")
+    master, compute, frozen = jax.jit(_stored, static_argnums=0)(plan, leaves)
+    new = dataclasses.replace(state, master=master, compute=compute, frozen=frozen)
+    if ema == "copy" and plan.gates.ema:
+        new = dataclasses.replace(
+            new, ema=jnp.copy(master), ema_compute=_copy(compute)
+        )  # fmt: skip
+    _check_values(plan, new, "params")
+    return new
+
+
+def adopt_ema(plan: Plan, state: RegionState) -> RegionState:
+    """Make the average the weights: E -> W, the half copies, the statistics.
+
+    The average itself stays, in buffers of its own.
+
+    Args:
+        plan: the state's plan.
+        state: the training state.
+
+    Raises:
+        ValueError: if the plan keeps no average.
+
+    Source: the SEMA switch of the article's framework.
+    """
+    check_which(plan, "ema")
+    return dataclasses.replace(
+        state,
+        master=_copy(state.ema),
+        compute=_copy(state.ema_compute),
+        batch_stats=_copy(state.ema_batch_stats),
+    )
+
+
+def _stored(plan: Plan, leaves: list[Any]) -> tuple[Any, Any, dict[str, jax.Array]]:
+    """Return master arena, compute arena and frozen parameters."""
+    master = plan.concatenate([leaves[s.leaf] for s in plan.slots], jnp.float32)
+    frozen = {
+        leaf.path: jnp.array(leaves[leaf.leaf]).astype(leaf.dtype)
+        for leaf in plan.frozen
+    }
+    return master, half_copy(plan, master), frozen
+
+
+def _copy(tree: Any) -> Any:
+    return jax.tree.map(jnp.copy, tree)
+
+
+def _as_key(seed: Any) -> jax.Array:
+    if isinstance(seed, jax.Array) and jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        return seed
+    return jax.random.key(seed)
+
+
+def check_which(plan: Plan, which: str) -> None:
+    if which not in ("master", "compute", "ema", "ema_compute"):
+        raise ValueError(
+            "`which` must be 'master', 'compute', 'ema' or 'ema_compute', "
+            f"got {which!r}."
+        )
+    if which.startswith("ema") and not plan.gates.ema:
+        raise ValueError(
+            "The plan keeps no average; make it with Config(ema=rjax.Ema(decay=...))."
+        )
+
+
+def _check_complete(plan: Plan, leaves: list[Any], name: str) -> None:
+    for leaf in plan.frozen:
+        if leaves[leaf.leaf] is None:
+            raise ValueError(
+                f"`{name}` lacks the frozen parameter {leaf.path!r}; pass all of them."
+            )
+
+
+def _checked_stats(plan: Plan, batch_stats: Any) -> Any:
+    """Return the statistics as arrays, or say how they differ from the plan's."""
+    batch_stats = {} if batch_stats is None else batch_stats
+    found = {path: np.shape(leaf) for path, leaf in flatten(batch_stats)[0]}
+    for leaf in plan.batch_stats:
+        if found.get(leaf.path) != leaf.shape:
+            raise ValueError(
+                f"`batch_stats` must hold {leaf.path!r} of shape {list(leaf.shape)} "
+                "as the plan says; pass the statistics the plan was made with."
+            )
+    return batch_stats
+
+
+def _check_values(plan: Plan, state: RegionState, name: str) -> None:
+    """Raise on non-finite weights, warn on those outside the half range."""
+    if isinstance(state.master, jax.core.Tracer):
+        return
+    bad = np.asarray(nonfinite_slots(state.master, plan.slot_table))
+    if bad.any():
+        path = plan.slots[int(bad.argmax())].path
+        raise ValueError(
+            f"`{name}` leaf {path!r} has values that are not finite in float32; "
+            "initialise or load it again."
+        )
+    for path, leaf in state.frozen.items():
+        if not np.isfinite(np.asarray(leaf, np.float32)).all():
+            raise ValueError(
+                f"`{name}` leaf {path!r} has values that are not finite in "
+                f"{leaf.dtype}; rescale it or keep it in float32 by the path rule."
+            )
+    paths = outside_half_range(plan, state)
+    if paths:
+        warnings.warn(
+            f"`{name}` leaf {paths[0]!r} has values beyond the range of "
+            f"{plan.config.precision}: they are infinite in the compute copy; rescale "
+            "them or give it precision='float32' by the path rule.",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def outside_half_range(plan: Plan, state: RegionState) -> list[str]:
+    """Return the paths of parameters whose compute copy is not finite (host)."""
+    if state.compute is None:
+        return []
+    copy = np.asarray(state.compute).astype(np.float32)
+    bad = ~np.isfinite(copy)
+    if not bad.any():
+        return []
+    b = plan.bias_like
+    half = (s for s in plan.slots if s.half)
+    return [s.path for s in half if bad[s.offset - b : s.offset - b + s.size].any()]
+
+
+def _check_number(name: str, value: Any) -> None:
+    """Refuse a scale or a learning rate that no step could use."""
+    if name == "scale" and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"`scale` must be a finite number > 0, got {value}.")
+    if name == "learning_rate" and not math.isfinite(value):
+        raise ValueError(f"`learning_rate` must be finite, got {value}.")
+
+
+__all__ = [
+    "GATED",
+    "RegionState",
+    "Results",
+    "adopt_ema",
+    "assemble",
+    "check_floating",
+    "get_batch_stats",
+    "get_params",
+    "half_copy",
+    "init_state",
+    "replace_params",
+    "views",
+]

@@ -1,0 +1,91 @@
+"""The train step and the evaluation step, as pure functions."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rjax import stages
+from rjax.plan import Plan
+from rjax.report import Report
+from rjax.state import RegionState, Which, check_which, get_batch_stats, get_params
+
+TrainStep = Callable[[RegionState, Any], tuple[RegionState, Report]]
+
+
+def make_train_step(
+    loss_fn: Any, plan: Plan, implementation: str | None = None
+) -> TrainStep:
+    """Compose the stages into ``step(state, batch) -> (state, report)``.
+
+    The step is pure: jit it yourself, with the state donated, or use it inside your
+    own jitted function, `lax.scan` or `vmap`. It never raises on bad numbers: the
+    report says what happened, and :func:`rjax.check` raises on the host.
+
+    Args:
+        loss_fn: ``(params, batch_stats, batch, key) -> (loss, (new_batch_stats,
+            metrics))``; `loss` is the unscaled mean over the batch. Kernels arrive in
+            compute precision, biases and norm parameters in float32.
+        plan: from :func:`rjax.make_plan`.
+        implementation: of the range operations: `None` chooses, "xla" or "mosaic_gpu"
+            insist.
+
+    Returns:
+        The step function.
+
+    Raises:
+        ValueError: when tracing, for a loss function of the wrong kind or a batch
+            that `accumulation_steps` does not divide.
+        NotImplementedError: when tracing, for an implementation that cannot serve.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.array([[8.0]])}
+        >>> plan = rjax.make_plan(params, rjax.Config(optimizer=rjax.optim.sgd()))
+        >>> loss_fn = rjax.stateless_loss(lambda p, batch: jnp.sum(p["w"]))
+        >>> step = jax.jit(rjax.make_train_step(loss_fn, plan), donate_argnums=0)
+        >>> state, report = step(rjax.init_state(plan, params), {})
+        >>> float(report.loss), rjax.get_params(plan, state)["w"].item()
+        (8.0, 7.900000095367432)
+
+    Source: `run_train_step` of the article, section 4.
+    """
+
+    def train_step(state: RegionState, batch: Any) -> tuple[RegionState, Report]:
+        flow = stages.begin(plan, state, batch, implementation)
+        flow = stages.forward_backward(flow, loss_fn)
+        flow = stages.cast_deep_grads(flow)
+        flow = stages.reduce_deep(flow)
+        flow = stages.cast_first_grads(flow)
+        flow = stages.reduce_first(flow)
+        flow = stages.check_and_scale(flow)
+        flow = stages.reconcile_stats(flow)
+        flow = stages.apply(flow)
+        return stages.finish(flow)
+
+    return train_step
+
+
+def make_eval_step(
+    metric_fn: Callable[[Any, Any, Any], Any], plan: Plan, which: Which = "compute"
+) -> Callable[[RegionState, Any], Any]:
+    """Make ``eval_step(state, batch) -> metrics`` on chosen weights.
+
+    Args:
+        metric_fn: ``(params, batch_stats, batch) -> metrics``.
+        plan: from :func:`rjax.make_plan`.
+        which: "master" or "ema" (float32), "compute" or "ema_compute" (kernels in
+            compute precision). The averages come with the averaged statistics.
+
+    Raises:
+        ValueError: for an unknown name, or an average where the plan keeps none.
+
+    Example:
+        ``accuracy = jax.jit(rjax.make_eval_step(metric_fn, plan, which="ema"))``
+    """
+    check_which(plan, which)
+    stats = "ema" if which.startswith("ema") else "current"
+
+    def eval_step(state: RegionState, batch: Any) -> Any:
+        params = get_params(plan, state, which)
+        return metric_fn(params, get_batch_stats(plan, state, stats), batch)
+
+    return eval_step

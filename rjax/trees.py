@@ -1,0 +1,31 @@
+"""Paths and checks of parameter trees."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def flatten(tree: Any, keep_none: bool = False) -> tuple[list[tuple[str, Any]], Any]:
+    """Return ([(path, leaf)], treedef); a path is like "block1/conv/kernel"."""
+    is_leaf = (lambda x: x is None) if keep_none else None
+    found, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
+    return [(name(keys), leaf) for keys, leaf in found], treedef
+
+
+def dtype_of(leaf: Any) -> Any:
+    """Return the dtype of anything array-like."""
+    return leaf.dtype if hasattr(leaf, "dtype") else np.asarray(leaf).dtype
+
+
+def check_floating(path: str, leaf: Any) -> None:
+    """Raise a `ValueError` naming `path` unless the leaf is a floating array."""
+    dtype = dtype_of(leaf)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise ValueError(
+            f"Parameter {path!r} must be floating, got {dtype}; keep counters, masks "
+            "and keys outside the parameter tree."
+        )
