@@ -31,33 +31,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after `rjax`; `None` takes them from the process.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    name = argv[0] if argv and argv[0] in _COMMANDS else ""
-    prefix = f"rjax {name}".rstrip()
+    name = "rjax"
     try:
+        if argv in (["--version"], ["-V"]):
+            print(f"rjax {rjax.__version__}")
+            return 0
+        if argv and argv[0] in _COMMANDS:
+            name = f"rjax {argv[0]}"
+        options = _parse(argv)
+        if options is None:
+            return 0
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            return _dispatch(argv)
+            return _run(options, argv)
     except UsageError as error:
-        return _complain(prefix, error, 2)
+        return _complain(name, error, 2)
     except rjax.NonFiniteGradientsError as error:
-        return _complain(prefix, error, 1)
+        return _complain(name, error, 1)
     except BrokenPipeError:
-        # The reader has left; so does what is still in the buffer.
+        # The reader has left; what is still in the buffer has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
-        return _complain(prefix, f"cannot go on: {error}", 1)
+        return _complain(name, f"cannot go on: {error}", 1)
     except KeyboardInterrupt:
-        return _complain(prefix, "interrupted before the first step", 130)
+        return _complain(name, "interrupted before the first step", 130)
 
 
-def _dispatch(argv: list[str]) -> int:
-    if argv in (["--version"], ["-V"]):
-        print(f"rjax {rjax.__version__}")
-        return 0
-    options = _parse(argv)
-    if options is None:
-        return 0
+def _run(options: PlanOptions, argv: list[str]) -> int:
     if isinstance(options, TrainOptions):
         return train(options, ["rjax", *argv])
     return print_plan(options)
@@ -65,50 +66,57 @@ def _dispatch(argv: list[str]) -> int:
 
 def _parse(argv: list[str]) -> PlanOptions | None:
     """Return the options of the command that `argv` names, `None` after `--help`."""
+    if not argv or (argv[0] not in _COMMANDS and argv[0] not in ("-h", "--help")):
+        known = " or ".join(f"rjax {command}" for command in _COMMANDS)
+        got = f"got {argv[0]!r}" if argv else "got none"
+        raise UsageError(f"a command is needed, {got}: use {known} (see rjax --help)")
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
+            if argv[0] in _COMMANDS:
+                prog = f"rjax {argv[0]}"
+                return tyro.cli(_COMMANDS[argv[0]], prog=prog, args=argv[1:])
             return tyro.extras.subcommand_cli_from_dict(
                 _COMMANDS, prog="rjax", description=_DESCRIPTION, args=argv
             )
     except SystemExit as stop:
         if not stop.code:
             return None
-        raise UsageError(_one_line(said.getvalue())) from None
+        what = _one_line(said.getvalue())
+        raise UsageError(f"{what} (see rjax {argv[0]} --help)") from None
 
 
 def _one_line(box: str) -> str:
-    """Return tyro's framed complaint as one line: its first part and its remedies.
+    """Return tyro's complaint as one line: its first part and what it proposes.
+
+    It comes as a title, a message, proposals and a pointer to the help, with rules
+    between them and, where the terminal shows such characters, a frame around them.
 
     Example:
-        >>> _one_line('''╭─ Unrecognized options ─────╮
+        >>> print(_one_line('''╭─ Unrecognized options ─────╮
         ... │ Unrecognized options: --ep │
         ... │ ────────────────────────── │
         ... │ Perhaps you meant:         │
         ... │     --epochs INT           │
         ... │ ────────────────────────── │
-        ... │ For full helptext, …       │
-        ... ╰────────────────────────────╯''')
-        'unrecognized options: --ep (did you mean --epochs? see --help)'
+        ... │ For full helptext, ...     │
+        ... ╰────────────────────────────╯'''))
+        unrecognized options: --ep, did you mean --epochs?
     """
-    rows = [row.strip("│ ") for row in box.splitlines() if row.startswith("│")]
-    sections: list[list[str]] = [[]]
-    for row in rows:
-        if row and not row.strip("─"):
-            sections.append([])
-        else:
-            sections[-1].append(row)
-    message = " ".join(" ".join(sections[0]).split()).rstrip(".")
-    if not message:
-        return "the options could not be read: see --help"
-    similar = [
-        match.group()
-        for section in sections[1:-1]
-        for match in [re.search(r"^--[\w-]+", "\n".join(section), re.MULTILINE)]
-        if match
-    ]
-    hint = f"did you mean {' or '.join(similar)}? " if similar else ""
-    return f"{message[:1].lower()}{message[1:]} ({hint}see --help)"
+    framed = box.lstrip().startswith("╭")
+    rows = [row.strip("│ ") for row in box.strip().splitlines()]
+    text = "\n".join(rows[1:-1] if framed else rows[2:])
+    message, *sections = re.split(r"^[─-]+$", text, flags=re.MULTILINE)
+    words = message.split()
+    if not words:
+        return "the options could not be read"
+    message = " ".join(words).rstrip(".")
+    found = [re.search(r"^--[\w-]+", part, re.MULTILINE) for part in sections[:-1]]
+    similar = [match.group() for match in found if match]
+    # An option that was given but could not be read is listed too, with its help.
+    similar = [name for name in similar if name not in message.replace(":", "").split()]
+    hint = f", did you mean {' or '.join(similar)}?" if similar else ""
+    return f"{message[:1].lower()}{message[1:]}{hint}"
 
 
 def _complain(prefix: str, error: Any, code: int) -> int:

@@ -16,7 +16,7 @@ from rjax.layout import Leaf, Slot, lay_out
 from rjax.ops.slots import ROW, SlotTable
 from rjax.regions import REGIONS, ROLES, Gates, Region, Role
 from rjax.roles import Rule
-from rjax.trees import check_floating, dtype_of, flatten
+from rjax.trees import check_distinct, check_floating, dtype_of, flatten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -254,9 +254,9 @@ def make_plan(
         The :class:`Plan`.
 
     Raises:
-        ValueError: for an empty tree, a leaf that is not floating (by path), an arena
-            of more than 2^31 - 1 elements, or a learning rate that is not finite at
-            step 0.
+        ValueError: for an empty tree, a leaf that is not floating (by path), two
+            leaves of one path, an arena of more than 2^31 - 1 elements, or a learning
+            rate that is not finite at step 0.
 
     Example:
         >>> plan = make_plan({"dense": {"kernel": jnp.ones((3, 2))}}, Config())
@@ -270,15 +270,18 @@ def make_plan(
     found, treedef = flatten(params)
     if not found:
         raise ValueError("`params` has no leaves; pass the parameter tree of a model.")
+    check_distinct("params", found)
     for path, leaf in found:
         check_floating(path, leaf)
     _check_first_rate(config)
     batch_stats = {} if batch_stats is None else batch_stats
     traced = None if example is None else (example[0], batch_stats, example[1])
     slots, frozen = lay_out(found, treedef, config, rule, traced)
+    found_stats, _ = flatten(batch_stats)
+    check_distinct("batch_stats", found_stats)
     stats = tuple(
         Leaf(path, tuple(np.shape(x)), str(dtype_of(x)), i)
-        for i, (path, x) in enumerate(flatten(batch_stats)[0])
+        for i, (path, x) in enumerate(found_stats)
     )
     return Plan(config, slots, frozen, stats, treedef)
 

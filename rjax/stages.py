@@ -112,12 +112,11 @@ def _stage(body: Callable[..., InFlight]) -> Callable[..., InFlight]:
     name = body.__name__.lstrip("_")
 
     @functools.wraps(body)
-    def stage(flow: InFlight, *args: Any) -> InFlight:
+    def stage(flow: InFlight, *args: Any, **kwargs: Any) -> InFlight:
         with jax.named_scope(name):
-            marked = dataclasses.replace(
-                flow, scale=lax.optimization_barrier(flow.scale)
-            )
-            return body(marked, *args)
+            scale, bad_slots = lax.optimization_barrier((flow.scale, flow.bad_slots))
+            marked = dataclasses.replace(flow, scale=scale, bad_slots=bad_slots)
+            return body(marked, *args, **kwargs)
 
     return stage
 

@@ -29,3 +29,14 @@ def check_floating(path: str, leaf: Any) -> None:
             f"Parameter {path!r} must be floating, got {dtype}; keep counters, masks "
             "and keys outside the parameter tree."
         )
+
+
+def check_distinct(name: str, found: list[tuple[str, Any]]) -> None:
+    """Raise a `ValueError` if two leaves have one path, as "a/b" and "b" in "a"."""
+    seen: set[str] = set()
+    for path, _ in found:
+        if path in seen:
+            raise ValueError(
+                f"`{name}` has two leaves of the path {path!r}; keep '/' out of keys."
+            )
+        seen.add(path)

@@ -62,7 +62,6 @@ def _bundled() -> tuple[np.ndarray, np.ndarray]:
         raise ImportError(
             "`load_digits` needs scikit-learn, which is not installed; "
             'run `pip install "rjax[data]"`.',
-            name="scikit-learn",
         ) from error
     bunch: Any = datasets.load_digits()
     images = (bunch.images / 16.0).astype(np.float32)[..., None]

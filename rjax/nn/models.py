@@ -29,7 +29,8 @@ class MLP(nn.Module):
 
     Example:
       >>> model = MLP(features=(16,), num_classes=10)
-      >>> variables = model.init(jax.random.key(0), jnp.ones((1, 8, 8, 1)))
+      >>> key, x = jax.random.key(0), jnp.ones((1, 8, 8, 1))
+      >>> variables = jax.eval_shape(model.init, key, x)
       >>> variables["params"]["hidden1"]["kernel"].shape
       (64, 16)
     """
@@ -67,8 +68,9 @@ class CNN(nn.Module):
 
     Example:
       >>> model = CNN(num_classes=10, width=4)
-      >>> variables = model.init(jax.random.key(0), jnp.ones((2, 8, 8, 1)))
-      >>> model.apply(variables, jnp.ones((2, 8, 8, 1))).shape
+      >>> key, x = jax.random.key(0), jnp.ones((2, 8, 8, 1))
+      >>> variables = jax.eval_shape(model.init, key, x)
+      >>> jax.eval_shape(model.apply, variables, x).shape
       (2, 10)
     """
 

@@ -75,10 +75,14 @@ def mask(marks: tuple[bool, ...], table: SlotTable) -> jax.Array | None:
 
 
 def row_slots(table: SlotTable) -> jax.Array:
-    """Return i32[rows], the slot of each row, built on the device."""
-    index = jnp.arange(len(table.rows), dtype=jnp.int32)
-    counts = jnp.asarray(table.rows, jnp.int32)
-    return jnp.repeat(index, counts, total_repeat_length=table.num_rows)
+    """Return i32[rows], the slot of each row, found on the device.
+
+    The barrier keeps XLA from folding it into a constant, which takes the compiler
+    seconds and the program one word a row.
+    """
+    starts = jax.lax.optimization_barrier(jnp.asarray(table.row_starts[1:], jnp.int32))
+    rows = jnp.arange(table.num_rows, dtype=jnp.int32)
+    return jnp.searchsorted(starts, rows, side="right").astype(jnp.int32)
 
 
 def spread(values: jax.Array, table: SlotTable) -> jax.Array:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import optax
 
@@ -16,7 +16,7 @@ LEARNING_RATES = {
     "nesterov": 0.1,
     "adam": 1e-3,
     "adamw": 1e-3,
-    "lars": 10.0,
+    "lars": 1.0,
 }
 
 
@@ -58,14 +58,24 @@ class PlanOptions:
 class TrainOptions(PlanOptions):
     """Train a model; leave a manifest and a line of metrics per step in a folder."""
 
-    epochs: int = 30
+    epochs: int = 20
     """Passes over the training set."""
-    batch_size: int = 64
+    batch_size: int = 32
     """Images per step."""
     out: str | None = None
     """Folder of the run, new or empty; without it, the next free one under `runs`."""
     plan: bool = True
     """Print the plan before training."""
+
+
+Options = TypeVar("Options", bound=PlanOptions)
+
+
+def fill_in(options: Options) -> Options:
+    """Return `options` with every default that depends on another one resolved."""
+    if options.learning_rate is not None:
+        return options
+    return dataclasses.replace(options, learning_rate=LEARNING_RATES[options.optimizer])
 
 
 def check_options(options: PlanOptions) -> None:
@@ -130,10 +140,8 @@ def load_data(options: PlanOptions) -> Any:
 
 
 def _learning_rate(options: PlanOptions, total_steps: int) -> Any:
-    rate = options.learning_rate
-    if rate is None:
-        rate = LEARNING_RATES[options.optimizer]
-    if options.schedule == "constant":
+    rate = fill_in(options).learning_rate
+    if rate is None or options.schedule == "constant":
         return rate
     return optax.cosine_decay_schedule(rate, total_steps)
 

@@ -1,6 +1,7 @@
 """From options to everything a run needs, with every complaint made up front."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -94,8 +95,13 @@ def criterion(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Any]:
 
 
 def _init(model: Any, data: Any, seed: int) -> Any:
-    # Compiled: run one by one, the initializers would take longer than the training.
-    return jax.jit(model.init)(jax.random.key(seed), jnp.asarray(data.train[0][:1]))
+    return _compiled_init(model, jax.random.key(seed), data.train[0][:1])
+
+
+# Compiled once per model: one by one, the initializers take longer than the training.
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled_init(model: Any, key: jax.Array, images: jax.Array) -> Any:
+    return model.init(key, images)
 
 
 def _plan(config: rjax.Config, variables: Any) -> rjax.Plan:

@@ -1,5 +1,6 @@
 """`rjax train` and `rjax plan`."""
 
+import dataclasses
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,7 @@ from rjax.runs.console import Console
 from rjax.runs.evaluate import evaluate
 from rjax.runs.folder import claim_folder
 from rjax.runs.manifest import Manifest, describe_data
-from rjax.runs.options import PlanOptions, TrainOptions
+from rjax.runs.options import PlanOptions, TrainOptions, fill_in
 from rjax.runs.recorder import Recorder
 from rjax.runs.setup import Job, prepare_job, prepare_plan
 
@@ -106,8 +107,9 @@ def _progress(recorder: Recorder) -> dict[str, Any]:
 def _facts(job: Job, command: Sequence[str]) -> dict[str, Any]:
     return {
         "command": shlex.join(command),
-        "options": job.options,
-        "config": job.config,
+        "options": fill_in(job.options),
+        # With the rule that `None` stands for.
+        "config": dataclasses.replace(job.config, scaling=job.config.scale_rule),
         "seed": job.options.seed,
         "data": describe_data(job.data),
         "plan": {"fingerprint": job.plan.fingerprint, "slots": len(job.plan.slots)},
@@ -122,7 +124,7 @@ def _closing_lines(job: Job, folder: Path, results: Mapping[str, Any]) -> list[s
     lines += [f"test set, {len(job.data.test[1])} images"]
     for which, metrics in test.items():
         lines.append(
-            f"  {which:8}loss {metrics['loss']:.4f}  accuracy "
+            f"  {which:9}loss {metrics['loss']:.4f}  accuracy "
             + _percent(metrics["accuracy"])
         )
     final = f"test accuracy: {_percent(test['master']['accuracy'])} from masters"

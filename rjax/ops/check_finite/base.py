@@ -1,59 +1,79 @@
 """Plain jnp: is any gradient non-finite, and how long is the gradient?
 
-One pass sums the squares. A finite sum proves that every element is finite and
-gives the norm; only otherwise, or if the sum is so small that squares may have
-underflowed, a second look decides by bits and sums rescaled squares.
+One pass sums the squares. A sum of squares is NaN only if an element is, and finite
+only if all are, so two scalars decide by their bits. Only a sum that overflowed, or
+so small that squares may have underflowed, needs a second pass over rescaled values,
+whose squares do neither.
 """
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rjax.ops.bits import is_finite, magnitude
+from rjax.ops.bits import is_finite, is_nan
 from rjax.ops.slots import ROW, SlotTable, row_slots
 
-# Powers of two: rescaling is exact. Up to 2^31 squares of values below 2^128 * DOWN
-# stay finite; values whose squares sum to less than SMALL stay so times UP^2.
+# Powers of two: rescaling is exact. 2^31 squares of values up to 2^128 * DOWN stay
+# finite; values whose squares sum to less than SMALL stay so times UP^2.
 _SMALL, _UP, _DOWN = 2.0**-64, 2.0**80, 2.0**-96
 
 
-def _sum_of_squares(x: jax.Array) -> jax.Array:
+def _row_sums_of_squares(x: jax.Array) -> jax.Array:
     """Sum squares by rows of 128: partial sums bound the rounding of long sums."""
     rows = x.reshape(-1, ROW) if x.size % ROW == 0 else x[None]
-    return jnp.sum(jnp.sum(jnp.square(rows), axis=1))
+    return jnp.sum(jnp.square(rows), axis=1)
 
 
 def check_finite(
     grads: jax.Array, scale: jax.Array, clamp: bool
 ) -> tuple[jax.Array, jax.Array]:
     """Return (flag bool[], norm f32[] of ``grads / scale``)."""
-    total = _sum_of_squares(grads)
-
-    def plain() -> tuple[jax.Array, jax.Array]:
-        return jnp.zeros((), jnp.bool_), jnp.sqrt(total) / scale
-
-    def careful() -> tuple[jax.Array, jax.Array]:
-        bits, infinity = magnitude(grads)
-        largest = jnp.max(bits)
-        flag = largest > infinity if clamp else largest >= infinity
-        small = total < _SMALL
-        factor = jnp.where(small, jnp.float32(_UP), jnp.float32(_DOWN))
-        rescaled = jnp.sqrt(_sum_of_squares(grads * factor))
-        return flag, rescaled / (factor * scale)
-
+    total = jnp.sum(_row_sums_of_squares(grads))
     ordinary = is_finite(total) & (total >= _SMALL)
-    flag, norm = lax.cond(ordinary, plain, careful)
+    second_look = _nan_only if clamp else _nan_or_inf
+    flag, norm = lax.cond(ordinary, _ordinary, second_look, total, grads, scale)
     return flag, jnp.where(flag, jnp.float32(jnp.nan), norm)
+
+
+# Branches are module functions over operands: an eager `cond` over fresh closures
+# would compile at every call.
+def _ordinary(
+    total: jax.Array, grads: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return jnp.zeros((), jnp.bool_), jnp.sqrt(total) / scale
+
+
+def _rescaled(
+    total: jax.Array, grads: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the sum of rescaled squares and the norm it gives."""
+    factor = jnp.where(total < _SMALL, jnp.float32(_UP), jnp.float32(_DOWN))
+    rescaled = jnp.sum(_row_sums_of_squares(grads * factor))
+    return rescaled, jnp.sqrt(rescaled) / (factor * scale)
+
+
+def _nan_only(
+    total: jax.Array, grads: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    rescaled, norm = _rescaled(total, grads, scale)
+    return is_nan(rescaled), norm
+
+
+def _nan_or_inf(
+    total: jax.Array, grads: jax.Array, scale: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    rescaled, norm = _rescaled(total, grads, scale)
+    return ~is_finite(rescaled), norm
 
 
 def nonfinite_slots(grads: jax.Array, table: SlotTable, clamp: bool) -> jax.Array:
     """Return bool[slots]: which slots hold an element that sets the flag."""
-    bits, infinity = magnitude(grads)
-    per_row = jnp.max(bits.reshape(-1, ROW), axis=1)
-    largest = jax.ops.segment_max(
-        per_row,
+    sums = _row_sums_of_squares(grads * jnp.float32(_DOWN))
+    bad = is_nan(sums) if clamp else ~is_finite(sums)
+    marks = jax.ops.segment_max(
+        bad.astype(jnp.int32),
         row_slots(table),
         num_segments=len(table.rows),
         indices_are_sorted=True,
     )
-    return largest > infinity if clamp else largest >= infinity
+    return marks > 0

@@ -112,5 +112,6 @@ def unscale(
         u = jnp.clip(u, -clip_value, clip_value)
     if clip_norm is not None:
         assert norm is not None
-        u = u * jnp.minimum(jnp.float32(1.0), clip_norm / norm)
+        # Not u * (clip_norm / norm): that ratio may be subnormal, and flushed to zero.
+        u = jnp.where(norm > clip_norm, u / norm * clip_norm, u)
     return u

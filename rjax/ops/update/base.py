@@ -4,7 +4,9 @@
 elementwise but LARS's norms, so XLA fuses each optimizer into one pass.
 """
 
+import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -144,12 +146,20 @@ def _trust_ratios(
 def slot_norms(x: jax.Array, table: SlotTable) -> jax.Array:
     """Return f32[slots], the norm of each slot, safe for squares that overflow."""
     sums = slot_sums(x * x, table)
+    branches = _norms_of(table)
+    return lax.cond(jnp.all(is_finite(sums)), *branches, sums, x)
 
-    def plain() -> jax.Array:
+
+@functools.lru_cache(maxsize=64)
+def _norms_of(table: SlotTable) -> tuple[Any, Any]:
+    """Return the two branches, the same functions at every call."""
+
+    def plain(sums: jax.Array, x: jax.Array) -> jax.Array:
+        del x
         return jnp.sqrt(sums)
 
-    def careful() -> jax.Array:
+    def careful(sums: jax.Array, x: jax.Array) -> jax.Array:
         rescaled = jnp.sqrt(slot_sums(jnp.square(x * _DOWN), table)) / _DOWN
         return jnp.where(is_finite(sums), jnp.sqrt(sums), rescaled)
 
-    return lax.cond(jnp.all(is_finite(sums)), plain, careful)
+    return plain, careful
