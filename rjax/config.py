@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from rjax import scaling as scaling_rules
-from rjax.optim import Optimizer, OptaxOptimizer, nesterov
+from rjax.optim import OptaxOptimizer, Optimizer, nesterov
 
 Schedule = Callable[[jax.Array], Any]
 
@@ -224,10 +224,10 @@ def _policy(precision: str | Policy) -> Policy:
     return precision if isinstance(precision, Policy) else Policy(precision)
 
 
-def _check_kind(name: str, value: Any, kind: type) -> None:
+def _check_kind(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, kind) and not (value is None and name != "optimizer"):
         raise ValueError(
-            f"`{name}` must be an rjax {kind.__name__}, got {type(value).__name__}."
+            f"`{name}` must be an rjax {name.title()}, got {type(value).__name__}."
         )
 
 

@@ -59,7 +59,7 @@ class InFlight:
         state: the state; only the gated stages and `check_and_scale` change it.
         batch: the batch, dropped once the gradients are there.
         scale: f32[], loss scale of this step.
-        learning_rate: f32[], rate of this step; NaN with an Optax optimizer.
+        learning_rate: f32[], rate of this step; 0 with an Optax optimizer.
         cotangents: one gradient per slot, times `scale`, as the backward pass gave it.
         grads: f32[n], all gradients, times `scale`.
         loss: f32[], mean loss, unscaled.
@@ -142,10 +142,15 @@ def begin(
 
 @_stage
 def forward_backward(flow: InFlight, loss_fn: Any) -> InFlight:
-    """Run the loss on the compute view and differentiate it, times the scale."""
+    """Run the loss on the compute view and differentiate it, times the scale.
+
+    The barrier ends the user's program: whatever follows fuses with nothing in it, so
+    composed and stage by stage give the same bits.
+    """
     found: Gradients = loss_gradients(
         flow.plan, flow.state, flow.batch, loss_fn, flow.scale
     )
+    found = lax.optimization_barrier(found)
     return dataclasses.replace(
         flow,
         batch=None,

@@ -16,7 +16,7 @@ from rjax.ops import cast
 from rjax.ops.check_finite import nonfinite_slots
 from rjax.optim import OptaxOptimizer
 from rjax.plan import Plan
-from rjax.trees import check_floating, flatten
+from rjax.trees import check_floating, dtype_of, flatten
 
 Which = Literal["master", "compute", "ema", "ema_compute"]
 
@@ -155,8 +155,7 @@ def init_state(
         >>> state.master.shape, state.compute.dtype.name, float(state.scale)
         ((128,), 'float16', 8192.0)
     """
-    leaves = plan.check_tree(params, "params")
-    _check_complete(plan, leaves, "params")
+    leaves = _complete(plan, params)
     stats = _checked_stats(plan, batch_stats)
     state = _initial(plan, leaves, stats, _as_key(seed))
     _check_values(plan, state, "params")
@@ -299,8 +298,7 @@ def replace_params(
     """
     if ema not in ("keep", "copy"):
         raise ValueError(f"`ema` must be 'keep' or 'copy', got {ema!r}.")
-    leaves = plan.check_tree(params, "params")
-    _check_complete(plan, leaves, "params")
+    leaves = _complete(plan, params)
     master, compute, frozen = jax.jit(_stored, static_argnums=0)(plan, leaves)
     new = dataclasses.replace(state, master=master, compute=compute, frozen=frozen)
     if ema == "copy" and plan.gates.ema:
@@ -344,6 +342,18 @@ def _stored(plan: Plan, leaves: list[Any]) -> tuple[Any, Any, dict[str, jax.Arra
     return master, half_copy(plan, master), frozen
 
 
+def _narrow(leaf: Any) -> Any:
+    """Round a float64 NumPy leaf to float32 on the host; beyond its range is inf.
+
+    `jit` rounds it with a RuntimeWarning, which, if warnings are errors, crashes jax
+    (seen with 0.10.2 and 0.12.0).
+    """
+    if isinstance(leaf, jax.Array) or dtype_of(leaf) != np.float64:
+        return leaf
+    with np.errstate(over="ignore"):
+        return np.asarray(leaf, np.float32)
+
+
 def _copy(tree: Any) -> Any:
     return jax.tree.map(jnp.copy, tree)
 
@@ -366,12 +376,15 @@ def check_which(plan: Plan, which: str) -> None:
         )
 
 
-def _check_complete(plan: Plan, leaves: list[Any], name: str) -> None:
+def _complete(plan: Plan, params: Any) -> list[Any]:
+    """Return the leaves of a parameter tree, the frozen ones among them."""
+    leaves = plan.check_tree(params, "params")
     for leaf in plan.frozen:
         if leaves[leaf.leaf] is None:
             raise ValueError(
-                f"`{name}` lacks the frozen parameter {leaf.path!r}; pass all of them."
+                f"`params` lacks the frozen parameter {leaf.path!r}; pass all of them."
             )
+    return [_narrow(leaf) for leaf in leaves]
 
 
 def _checked_stats(plan: Plan, batch_stats: Any) -> Any:
@@ -384,6 +397,14 @@ def _checked_stats(plan: Plan, batch_stats: Any) -> Any:
                 f"`batch_stats` must hold {leaf.path!r} of shape {list(leaf.shape)} "
                 "as the plan says; pass the statistics the plan was made with."
             )
+    # A plan made without statistics counts none; a state may hold them all the same.
+    known = {leaf.path for leaf in plan.batch_stats}
+    extra = [path for path in found if path not in known]
+    if known and extra:
+        raise ValueError(
+            f"`batch_stats` has {extra[0]!r} too much; make the plan with the same "
+            "statistics."
+        )
     return batch_stats
 
 

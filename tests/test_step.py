@@ -14,8 +14,14 @@ import rjax
 def _params(seed=0):
     key = jax.random.key(seed)
     return {
-        "dense1": {"kernel": 0.5 * jax.random.normal(key, (4, 8)), "bias": jnp.zeros(8)},
-        "dense2": {"kernel": 0.5 * jax.random.normal(key, (8, 2)), "bias": jnp.zeros(2)},
+        "dense1": {
+            "kernel": 0.5 * jax.random.normal(key, (4, 8)),
+            "bias": jnp.zeros(8),
+        },
+        "dense2": {
+            "kernel": 0.5 * jax.random.normal(key, (8, 2)),
+            "bias": jnp.zeros(2),
+        },
     }
 
 
@@ -76,14 +82,14 @@ def test_nothing_recompiles_when_numbers_change(compilations):
     jax.block_until_ready((state, batches, rates))
     compilations.clear()
     state, _ = step(state, batches[1])
-    state, report = step(
+    state, first = step(
         dataclasses.replace(state, learning_rate=rates[0]), batches[2]
     )  # fmt: skip
-    assert report.learning_rate == rates[0]
-    state, report = step(dataclasses.replace(state, scale=rates[1]), batches[3])
-    assert report.scale == rates[1]
+    state, second = step(dataclasses.replace(state, scale=rates[1]), batches[3])
     state, _ = step(state, batches[4])
     assert not compilations
+    assert float(first.learning_rate) == np.float32(0.01)
+    assert float(second.scale) == 512.0
 
 
 def test_replace_keeps_dtypes_so_nothing_recompiles(compilations):
@@ -261,6 +267,12 @@ def _computations(text):
 _FREE = {"tuple", "get-tuple-element", "parameter", "constant", "bitcast"}
 
 
+def _branch_number(lines):
+    """Return k of a branch traced as `branch_k_fun`, `None` if it does not say."""
+    numbers = re.findall(r"branch_(\d)_fun", "".join(lines))
+    return int(numbers[-1]) if numbers else None
+
+
 def _bytes_of(computations, name, follow):
     """Return [(bytes, opcode, op_name)] of a computation and the branches followed."""
     sizes, found = {}, []
@@ -274,8 +286,12 @@ def _bytes_of(computations, name, follow):
         sizes[result] = _array_bytes(kind)
         scope = (re.search(r'op_name="([^"]*)"', rest) or ["", ""])[1]
         if opcode == "conditional":
-            branches = re.findall(r"%([\w.\-]+)", rest.split("branch_computations")[1])
-            found += _bytes_of(computations, branches[follow(scope)], follow)
+            branches = re.findall(r"%([\w.\-]+)", rest.split("metadata")[0])
+            numbers = [_branch_number(computations[b]) for b in branches]
+            wanted = follow(scope)
+            taken = wanted if wanted in numbers else None
+            chosen = branches[numbers.index(taken)]
+            found += _bytes_of(computations, chosen, follow)
         elif opcode not in _FREE:
             read = sum(sizes.get(o, 0) for o in re.findall(r"%([\w.\-]+)", operands))
             found.append((sizes[result] + read, opcode, scope))
@@ -300,7 +316,7 @@ def test_bytes_outside_forward_and_backward_stay_near_the_arenas():
     )
     text = step.lower(rjax.init_state(plan, params), batch).compile().as_text()
     computations, entry = _computations(text)
-    # The ordinary branches: the update ("clear", index 0), no second look (index 1).
+    # The ordinary branches: the update (0, flag clear), no second look (1).
     rows = _bytes_of(
         computations, entry, lambda scope: 1 if "check_and_scale" in scope else 0
     )
@@ -308,7 +324,9 @@ def test_bytes_outside_forward_and_backward_stay_near_the_arenas():
     assert not [r for r in outside if r[1] == "pad"]
     assert not [r for r in outside if r[1] == "copy" and r[0] > plan.n]
     assert sum(r[1] == "concatenate" for r in outside) == 1
-    # XLA on CPU writes one array a fusion. In units of a float32 arena, read and
-    # written: gradients cast 1.5, packed 2, checked 1, momentum 3, masters 4, copy 1.5.
-    touched = 13.0 * 4 * plan.n
-    assert sum(r[0] for r in outside) <= 1.3 * touched
+    # In units of a float32 arena, read and written: gradients read in half and packed
+    # 1.5, checked 1, then gradients, momentum and masters read, the last two written,
+    # and the copy 5.5. XLA on CPU writes one array a fusion, so it casts (1.5) before
+    # it packs (2), and updates momentum (3), masters (4) and copy (1.5) in turn.
+    arenas = 8.0 if jax.default_backend() == "gpu" else 13.0
+    assert sum(r[0] for r in outside) <= 1.3 * arenas * 4 * plan.n

@@ -13,8 +13,8 @@ from rjax.optim.sgd import momentum, nesterov, sgd
 Optimizer = SgdRule | AdamRule | LarsRule | OptaxOptimizer
 
 __all__ = [
-    "Optimizer",
     "OptaxOptimizer",
+    "Optimizer",
     "adam",
     "adamw",
     "from_optax",

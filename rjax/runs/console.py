@@ -72,4 +72,5 @@ def _bar() -> Any:
         progress.BarColumn(bar_width=20),
         progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(),
+        transient=True,  # the last line is the result, not the bar
     )

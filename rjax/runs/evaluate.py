@@ -9,7 +9,7 @@ import rjax
 from rjax.runs.setup import Job
 
 
-def evaluate(job: Job, state: Any) -> dict[str, dict[str, float]]:
+def evaluate(job: Job, state: rjax.RegionState) -> dict[str, dict[str, float]]:
     """Return loss and accuracy on the test set for every view that the state has.
 
     Args:
@@ -29,7 +29,7 @@ def views(config: rjax.Config) -> tuple[str, ...]:
     return ("master", *compute, *ema)
 
 
-def _evaluate(job: Job, state: Any, which: Any) -> dict[str, float]:
+def _evaluate(job: Job, state: rjax.RegionState, which: Any) -> dict[str, float]:
     dtype = job.config.policy.compute_dtype if which == "compute" else jnp.float32
 
     def sums(params: Any, batch_stats: Any, batch: Any) -> tuple[jax.Array, ...]:

@@ -21,6 +21,8 @@ from typing import Any
 import jax
 import numpy as np
 
+import rjax
+
 FORMAT = 1
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
@@ -59,8 +61,6 @@ class Manifest:
 
 def describe_machine() -> dict[str, Any]:
     """Return versions, devices, environment and source revision, as plain data."""
-    import rjax
-
     devices = jax.devices()
     return {
         "versions": {
@@ -99,7 +99,7 @@ def describe_source(package: Path) -> dict[str, Any] | None:
     return {"revision": revision, "dirty": _git(package, "status", "--porcelain") != ""}
 
 
-def describe_data(dataset: Any) -> dict[str, Any]:
+def describe_data(dataset: rjax.data.Dataset) -> dict[str, Any]:
     """Return name, sizes and a sha256 over dtypes, shapes and bytes of a data set."""
     digest = hashlib.sha256()
     for array in (*dataset.train, *dataset.test):

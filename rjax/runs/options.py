@@ -131,7 +131,7 @@ def build_model(options: PlanOptions, num_classes: int) -> Any:
     return rjax.nn.CNN(num_classes=num_classes)
 
 
-def load_data(options: PlanOptions) -> Any:
+def load_data(options: PlanOptions) -> rjax.data.Dataset:
     """Return the data set that `--data` names."""
     try:
         return rjax.data.load_digits()

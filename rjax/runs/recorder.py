@@ -41,7 +41,7 @@ class Recorder:
         self._console = console
         self._epochs = epochs
         self._batch_size = batch_size
-        self._pending: list[Any] = []
+        self._pending: list[rjax.Report] = []
         self._epoch_rows: list[dict[str, Any]] = []
         self._epoch_started = 0.0
         self.epoch = 0
@@ -59,7 +59,7 @@ class Recorder:
     ) -> None:
         self._file.close()
 
-    def add(self, report: Any) -> None:
+    def add(self, report: rjax.Report) -> None:
         """Take the report of one step, without waiting for it."""
         self._pending.append(report)
 
@@ -74,7 +74,7 @@ class Recorder:
         """How many reports wait for `drain`."""
         return len(self._pending)
 
-    def drain(self, state: Any) -> None:
+    def drain(self, state: rjax.RegionState) -> None:
         """Fetch the waiting reports, write and tell them, and check them.
 
         Raises:
@@ -86,9 +86,9 @@ class Recorder:
         rows = [self._row(report) for report in reports]
         self._file.write("".join(dumps(row) + "\n" for row in rows))
         self._file.flush()
-        for row in rows:
+        for row, report in zip(rows, reports, strict=True):
             if not row["applied"]:
-                self._console.line(_describe_skip(row))
+                self._console.line(_describe_skip(row, bool(report.bad_stats)))
         self._epoch_rows += rows
         self.last = self._facts()
         text = describe_progress(self.epoch, self._epochs, self.last)
@@ -97,12 +97,12 @@ class Recorder:
             jax.tree.map(lambda *leaves: np.stack(leaves), *reports), self._plan, state
         )
 
-    def end_epoch(self, state: Any) -> None:
+    def end_epoch(self, state: rjax.RegionState) -> None:
         """Drain, and tell the epoch that ended."""
         self.drain(state)
         self._console.line(describe_progress(self.epoch, self._epochs, self.last))
 
-    def _row(self, report: Any) -> dict[str, Any]:
+    def _row(self, report: rjax.Report) -> dict[str, Any]:
         self.steps += 1
         offender = int(report.offender)
         return {
@@ -131,10 +131,12 @@ class Recorder:
         }
 
 
-def _describe_skip(row: dict[str, Any]) -> str:
-    what = "batch statistics or the learning rate are"
+def _describe_skip(row: dict[str, Any], bad_stats: bool) -> str:
+    what = "the learning rate is"
     if row["offender"] is not None:
         what = f"the gradient of {row['offender']} is"
+    elif bad_stats:
+        what = "the new batch statistics are"
     return (
         f"step {row['step']} skipped: {what} not finite at scale {row['scale']:g}, "
         f"{row['skipped']} skipped so far"

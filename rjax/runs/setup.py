@@ -22,7 +22,7 @@ class Job:
     """
 
     options: opts.TrainOptions
-    data: Any
+    data: rjax.data.Dataset
     model: Any
     config: rjax.Config
     plan: rjax.Plan
@@ -40,7 +40,7 @@ class Job:
         size, seed = self.options.batch_size, self.options.seed
         return rjax.data.batch_at(self.data.train, size, seed, index)
 
-    def initial_state(self) -> Any:
+    def initial_state(self) -> rjax.RegionState:
         """Return a fresh state, to be given away to the first step."""
         return rjax.init_state(
             self.plan,
@@ -94,7 +94,7 @@ def criterion(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Any]:
     return loss, {"accuracy": hits.astype(jnp.float32).mean()}
 
 
-def _init(model: Any, data: Any, seed: int) -> Any:
+def _init(model: Any, data: rjax.data.Dataset, seed: int) -> Any:
     return _compiled_init(model, jax.random.key(seed), data.train[0][:1])
 
 

@@ -46,24 +46,30 @@ def _ordinary(
 def _rescaled(
     total: jax.Array, grads: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the sum of rescaled squares and the norm it gives."""
-    factor = jnp.where(total < _SMALL, jnp.float32(_UP), jnp.float32(_DOWN))
-    rescaled = jnp.sum(_row_sums_of_squares(grads * factor))
-    return rescaled, jnp.sqrt(rescaled) / (factor * scale)
+    """Return a sum of squares that is finite iff all gradients are, and the norm.
+
+    Neither sum waits for `total`: where XLA turns the conditional into a select (seen
+    on GPU), both join the pass that computes it.
+    """
+    down = jnp.sum(_row_sums_of_squares(grads * jnp.float32(_DOWN)))
+    up = jnp.sum(_row_sums_of_squares(grads * jnp.float32(_UP)))
+    norm_down = jnp.sqrt(down) / (jnp.float32(_DOWN) * scale)
+    norm_up = jnp.sqrt(up) / (jnp.float32(_UP) * scale)
+    return down, jnp.where(total < _SMALL, norm_up, norm_down)
 
 
 def _nan_only(
     total: jax.Array, grads: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    rescaled, norm = _rescaled(total, grads, scale)
-    return is_nan(rescaled), norm
+    down, norm = _rescaled(total, grads, scale)
+    return is_nan(down), norm
 
 
 def _nan_or_inf(
     total: jax.Array, grads: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    rescaled, norm = _rescaled(total, grads, scale)
-    return ~is_finite(rescaled), norm
+    down, norm = _rescaled(total, grads, scale)
+    return ~is_finite(down), norm
 
 
 def nonfinite_slots(grads: jax.Array, table: SlotTable, clamp: bool) -> jax.Array:

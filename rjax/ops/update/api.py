@@ -10,6 +10,8 @@ from rjax.ops.slots import ROW, SlotTable
 from rjax.ops.update import base
 from rjax.ops.update.rules import Rule
 
+_HUGE = 2.0**64
+
 
 class Moments(NamedTuple):
     """The arenas an update returns.
@@ -112,6 +114,9 @@ def unscale(
         u = jnp.clip(u, -clip_value, clip_value)
     if clip_norm is not None:
         assert norm is not None
-        # Not u * (clip_norm / norm): that ratio may be subnormal, and flushed to zero.
-        u = jnp.where(norm > clip_norm, u / norm * clip_norm, u)
+        # A ratio below 2^-126 would be flushed to zero: shrink huge gradients first.
+        huge = (norm > _HUGE) & (norm > clip_norm)
+        u = jnp.where(huge, u * (1.0 / _HUGE), u)
+        norm = jnp.where(huge, norm * (1.0 / _HUGE), norm)
+        u = u * jnp.minimum(jnp.float32(1.0), clip_norm / norm)
     return u

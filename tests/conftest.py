@@ -1,0 +1,47 @@
+"""What every test gets: a platform, strict promotion, fixed seeds, few examples."""
+
+import glob
+import os
+import random
+from collections.abc import Iterator
+
+# Read by jax when it first looks for devices, so set before anything imports it. On a
+# machine with a GPU jax chooses; several workers then share it, so none may reserve it.
+if not glob.glob("/dev/nvidia[0-9]*"):
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax  # noqa: E402
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+# A first example compiles: no deadline fits both it and the ones after it.
+settings.register_profile("local", deadline=None, max_examples=25)
+settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def strict_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Refuse silent promotion of dtypes and ranks, unless marked otherwise."""
+    if request.node.get_closest_marker("standard_promotion"):
+        yield
+        return
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def fixed_seeds() -> None:
+    """Start every test from the same global random state."""
+    random.seed(0)
+    np.random.seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where jax sees no GPU."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and jax.default_backend() != "gpu":
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no GPU here"))
