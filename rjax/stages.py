@@ -137,6 +137,9 @@ def begin(
     rate = state.learning_rate
     if schedule is not None:
         rate = jnp.asarray(schedule(state.applied_steps)).astype(jnp.float32)
+    # The barrier keeps whatever made the batch (a slice in a scan, an augmentation) from
+    # fusing into the step: the step's bits do not depend on where it stands.
+    batch = lax.optimization_barrier(batch)
     return InFlight(plan, implementation, state, batch, state.scale, rate)
 
 
@@ -185,9 +188,11 @@ def reduce_deep(flow: InFlight) -> InFlight:
 def cast_first_grads(flow: InFlight) -> InFlight:
     """Cast every half gradient that is left and lay all of them out as one arena.
 
-    The casts fuse into the one concatenation.
+    The casts fuse into the one concatenation; the barrier keeps the check from fusing
+    into it as well, where it would add in another order.
     """
     grads = flow.plan.concatenate(_cast(flow, deep=False), jnp.float32)
+    grads = lax.optimization_barrier(grads)
     return dataclasses.replace(flow, cotangents=None, grads=grads)
 
 

@@ -128,7 +128,7 @@ def _micro_batch(
                 loss_fn(params, batch_stats, batch, key), batch_stats
             )
         used.update(record.used)
-        return loss * scale, (loss, stats, metrics)
+        return loss.astype(jnp.float32) * scale, (loss, stats, metrics)
 
     _, pullback, (loss, stats, metrics) = jax.vjp(
         scaled_loss, view, taps, has_aux=True
@@ -137,11 +137,12 @@ def _micro_batch(
     for position in used:
         i = where[position]
         cotangents[i] = cast(cotangents[i], jnp.float32) + wide[position]
-    return Gradients(tuple(cotangents), loss, metrics, stats)
+    # A half-precision loss is reported as rounded, whatever the scaled one kept.
+    return Gradients(tuple(cotangents), cast(loss, jnp.float32), metrics, stats)
 
 
 def _checked(returned: Any, batch_stats: Any) -> tuple[jax.Array, Any, Any]:
-    """Return (f32 loss, stats, metrics), or say what is wrong with the loss function."""
+    """Return (loss, stats, metrics), or say what is wrong with the loss function."""
     try:
         loss, (stats, metrics) = returned
     except (TypeError, ValueError):
@@ -164,7 +165,7 @@ def _checked(returned: Any, batch_stats: Any) -> tuple[jax.Array, Any, Any]:
     leaves = [jnp.asarray(found[path]) for path in old]
     stats = jax.tree.unflatten(jax.tree.structure(batch_stats), leaves)
     metrics = jax.tree.map(jnp.asarray, metrics)
-    return jnp.asarray(loss).astype(jnp.float32), stats, metrics
+    return jnp.asarray(loss), stats, metrics
 
 
 def _signature(stats: Any) -> dict[str, tuple[tuple[int, ...], str]]:

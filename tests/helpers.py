@@ -31,19 +31,15 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 # One parameter with a half-precision copy and one without.
 BOTH: Shapes = (("kernel", (3, 1)), ("bias", (3,)))
-# Every region, two slots in each. 120 elements leave a slot the least padding, 121
-# take the next row; `gain` is a scalar.
+# Every region, first and last with one slot or two. 120 elements leave a slot the
+# least padding, 121 take the next row; `gain` is a scalar.
 SIX: Shapes = (
     ("bn1/bias", (1,)),
-    ("bn2/bias", (120,)),
-    ("bn1/scale", (1,)),
-    ("bn2/scale", (121,)),
-    ("fc/bias", (3,)),
+    ("bn1/scale", (121,)),
     ("gain", ()),
+    ("fc/bias", (3,)),
     ("fc/kernel", (2, 3)),
-    ("head/kernel", (11, 11)),
     ("conv1/kernel", (2, 2, 1, 3)),
-    ("skip/kernel", (3, 3, 3, 1)),
     ("conv2/kernel", (1, 1, 5, 24)),
     ("conv10/kernel", (1, 1, 8, 2)),
 )

@@ -208,6 +208,7 @@ def test_an_element_has_one_index_in_every_arena(tree, data):
         return
     master = plan.pack(params)
     compute = half_copy(plan, master)
+    assert compute is not None
     assert compute.shape == (plan.n - plan.bias_like,)
     seen = views(plan, master, compute)
     for slot, view in zip(plan.slots, seen, strict=True):

@@ -226,13 +226,13 @@ def test_functions_in_the_config_count_by_identity():
     assert one != other and one.fingerprint == other.fingerprint
 
 
-def test_plans_are_frozen():
+@pytest.mark.parametrize(
+    ("owner", "field"),
+    [(PLAN, "slots"), (PLAN.slots[0], "offset"), (PLAN.config, "ema")],
+)
+def test_plans_are_frozen(owner, field):
     with pytest.raises(dataclasses.FrozenInstanceError):
-        PLAN.slots = ()
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        PLAN.slots[0].offset = 3
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        PLAN.config.ema = None
+        setattr(owner, field, None)
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_init_state_fills_every_field(precision):
     assert state.learning_rate == 0.25 and state.learning_rate.dtype == jnp.float32
     for name in ("step", "applied_steps", "skipped", "consecutive_skips"):
         count = getattr(state, name)
-        assert count == 0 and count.shape == () and count.dtype == jnp.int32
+        assert (int(count), count.shape, count.dtype) == (0, (), jnp.int32)
     assert tuple(state.results) == (0.0, 0)
     assert state.key == jax.random.key(0)
 

@@ -323,7 +323,7 @@ def test_bytes_outside_forward_and_backward_stay_near_the_arenas():
     outside = [row for row in rows if "forward_backward" not in row[2]]
     assert not [r for r in outside if r[1] == "pad"]
     assert not [r for r in outside if r[1] == "copy" and r[0] > plan.n]
-    assert sum(r[1] == "concatenate" for r in outside) == 1
+    assert sum(r[1] == "concatenate" for r in outside) <= 1  # in a fusion on GPU
     # In units of a float32 arena, read and written: gradients read in half and packed
     # 1.5, checked 1, then gradients, momentum and masters read, the last two written,
     # and the copy 5.5. XLA on CPU writes one array a fusion, so it casts (1.5) before

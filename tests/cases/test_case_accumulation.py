@@ -31,8 +31,9 @@ def pulls(*g):
     return {"g": np.asarray(g, np.float32)}
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(
+    ("mode", "precision"), [("eager", "fp16"), *(("jit", p) for p in PRECISIONS)]
+)
 def test_gradients_are_averaged_over_micro_batches(mode, precision):
     rig = rig_of(precision=precision)
     state, [report] = rig.run(rig.state(), [pulls(1, 2, 3, 4)], mode)
@@ -92,7 +93,7 @@ def test_one_micro_batch_that_overflows_in_half_precision():
     np.testing.assert_allclose(rig.both(state), 0.7, rtol=1e-6)
 
 
-@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("k", [1, 2])
 def test_the_number_of_micro_batches_does_not_change_the_step(k):
     rig = rig_of(k)
     state, [report] = rig.run(rig.state(), [pulls(1, 2, 3, 6, 0, -1, 4, 1)])

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import MODES, PRECISIONS, config, make_rig, unmoved
+from helpers import config, make_rig, unmoved
 
 import rjax
 
@@ -30,6 +30,7 @@ def norm_loss(params, batch_stats, batch, key):
 
 
 def norm_rig(**options):
+    options = {"ema": EMA["average"], **options}
     return make_rig(NORM, config(**options), norm_loss, stats=STATS)
 
 
@@ -42,8 +43,9 @@ def running(state):
     return state.batch_stats["mean"].item(), state.batch_stats["var"].item()
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("mode", "dtype"), [("jit", "float16"), ("jit", "float32"), ("eager", "float32")]
+)
 def test_a_skipped_step_leaves_the_running_statistics(mode, dtype):
     rig = norm_rig()
     good, bad = values(1, 3, dtype=dtype), values(np.inf, 1, dtype=dtype)
@@ -55,10 +57,10 @@ def test_a_skipped_step_leaves_the_running_statistics(mode, dtype):
     np.testing.assert_allclose(seen, want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("precision", ["fp16", "fp32"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_a_bad_backward_pass_freezes_the_statistics_too(precision, bad):
-    rig = norm_rig(precision=precision, ema=EMA["average"])
+    rig = norm_rig(precision=precision)
     state, _ = rig.run(rig.state(), [values(1, 3)])
     before = unmoved(state)
     state, [report] = rig.run(state, [values(5, 9, pull=bad)])
@@ -69,7 +71,7 @@ def test_a_bad_backward_pass_freezes_the_statistics_too(precision, bad):
 
 
 def test_evaluation_after_a_skip_is_finite():
-    rig = norm_rig(ema=EMA["average"])
+    rig = norm_rig()
     state = rig.state({"bias": 0.0})
     state, reports = rig.run(state, [values(np.nan, 1), values(np.inf, 1)])
     assert not reports[0].applied and reports[0].bad_stats

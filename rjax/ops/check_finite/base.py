@@ -24,6 +24,14 @@ def _row_sums_of_squares(x: jax.Array) -> jax.Array:
     return jnp.sum(jnp.square(rows), axis=1)
 
 
+def _opaque(factor: float) -> jax.Array:
+    """Hide a factor from XLA, which would rewrite (x c)(x c) as x x (c c).
+
+    The square of the factor underflows or overflows where that of x c does not.
+    """
+    return lax.optimization_barrier(jnp.float32(factor))
+
+
 def check_finite(
     grads: jax.Array, scale: jax.Array, clamp: bool
 ) -> tuple[jax.Array, jax.Array]:
@@ -51,8 +59,8 @@ def _rescaled(
     Neither sum waits for `total`: where XLA turns the conditional into a select (seen
     on GPU), both join the pass that computes it.
     """
-    down = jnp.sum(_row_sums_of_squares(grads * jnp.float32(_DOWN)))
-    up = jnp.sum(_row_sums_of_squares(grads * jnp.float32(_UP)))
+    down = jnp.sum(_row_sums_of_squares(grads * _opaque(_DOWN)))
+    up = jnp.sum(_row_sums_of_squares(grads * _opaque(_UP)))
     norm_down = jnp.sqrt(down) / (jnp.float32(_DOWN) * scale)
     norm_up = jnp.sqrt(up) / (jnp.float32(_UP) * scale)
     return down, jnp.where(total < _SMALL, norm_up, norm_down)
@@ -74,7 +82,7 @@ def _nan_or_inf(
 
 def nonfinite_slots(grads: jax.Array, table: SlotTable, clamp: bool) -> jax.Array:
     """Return bool[slots]: which slots hold an element that sets the flag."""
-    sums = _row_sums_of_squares(grads * jnp.float32(_DOWN))
+    sums = _row_sums_of_squares(grads * _opaque(_DOWN))
     bad = is_nan(sums) if clamp else ~is_finite(sums)
     marks = jax.ops.segment_max(
         bad.astype(jnp.int32),

@@ -159,7 +159,9 @@ def _norms_of(table: SlotTable) -> tuple[Any, Any]:
         return jnp.sqrt(sums)
 
     def careful(sums: jax.Array, x: jax.Array) -> jax.Array:
-        rescaled = jnp.sqrt(slot_sums(jnp.square(x * _DOWN), table)) / _DOWN
+        # Hidden, lest XLA square the factor by itself, which underflows.
+        factor = lax.optimization_barrier(jnp.float32(_DOWN))
+        rescaled = jnp.sqrt(slot_sums(jnp.square(x * factor), table)) / factor
         return jnp.where(is_finite(sums), jnp.sqrt(sums), rescaled)
 
     return plain, careful
