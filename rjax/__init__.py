@@ -14,16 +14,9 @@ from rjax.plan import Plan, make_plan
 from rjax.regions import Region, Role
 from rjax.report import Report
 from rjax.roles import Param
-from rjax.state import (
-    RegionState,
-    Results,
-    adopt_ema,
-    get_batch_stats,
-    get_params,
-    init_state,
-    replace_params,
-)
+from rjax.state import RegionState, Results, init_state
 from rjax.step import make_eval_step, make_train_step
+from rjax.weights import adopt_ema, get_batch_stats, get_params, replace_params
 
 __version__ = "0.1.0"
 

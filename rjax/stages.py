@@ -137,8 +137,8 @@ def begin(
     rate = state.learning_rate
     if schedule is not None:
         rate = jnp.asarray(schedule(state.applied_steps)).astype(jnp.float32)
-    # The barrier keeps whatever made the batch (a slice in a scan, an augmentation) from
-    # fusing into the step: the step's bits do not depend on where it stands.
+    # The barrier keeps what made the batch (a slice in a scan, an augmentation) from
+    # fusing into the step, whose bits then do not depend on where it stands.
     batch = lax.optimization_barrier(batch)
     return InFlight(plan, implementation, state, batch, state.scale, rate)
 
@@ -248,6 +248,7 @@ def _on_inf(plan: Plan) -> str:
 
 def _skip(flow: InFlight) -> tuple[dict[str, Any], jax.Array]:
     """Keep everything, and find which slots are at fault."""
+    assert flow.grads is not None
     bad = nonfinite_slots(flow.grads, flow.plan.slot_table, on_inf=_on_inf(flow.plan))
     kept = {name: getattr(flow.state, name) for name in GATED}
     return jax.tree.map(_rewritten, kept), bad
@@ -355,7 +356,7 @@ def _optax_update(flow: InFlight) -> dict[str, Any]:
 def _update_ema(flow: InFlight) -> InFlight:
     """Average the masters, and average or copy the running statistics."""
     config, state = flow.plan.config.ema, flow.state
-    if config is None:
+    if config is None or state.ema is None:
         return flow
     average = functools.partial(
         ops.ema, decay=config.decay, implementation=flow.implementation
@@ -386,7 +387,7 @@ def _cast_to_compute(flow: InFlight) -> InFlight:
 @_stage
 def _cast_ema_to_compute(flow: InFlight) -> InFlight:
     """Cast the average to its half-precision copy."""
-    if not flow.plan.gates.ema:
+    if flow.state.ema is None:
         return flow
     return _evolve(flow, ema_compute=half_copy(flow.plan, flow.state.ema))
 

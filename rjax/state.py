@@ -6,22 +6,27 @@ import math
 import numbers
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from rjax.ops import cast
 from rjax.ops.check_finite import nonfinite_slots
 from rjax.optim import OptaxOptimizer
 from rjax.plan import Plan
-from rjax.trees import check_floating, dtype_of, flatten
-
-Which = Literal["master", "compute", "ema", "ema_compute"]
+from rjax.trees import dtype_of, flatten
 
 
-class Results(NamedTuple):
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["loss_sum", "count"],
+    meta_fields=[],
+)
+@dataclasses.dataclass(frozen=True)
+class Results:
     """Accumulated over applied steps: region `R_RESULT_ACCUMULATED`.
 
     Attributes:
@@ -112,12 +117,14 @@ class RegionState:
         for name, value in changes.items():
             if name not in self.__dataclass_fields__:
                 raise ValueError(f"RegionState has no field {name!r}.")
-            old = getattr(self, name)
-            if isinstance(value, numbers.Number) and isinstance(old, jax.Array):
-                _check_number(name, value)
-                changes[name] = jnp.full(old.shape, value, old.dtype)
+            if isinstance(value, numbers.Real):
+                changes[name] = _scalar_array(name, value, getattr(self, name))
         return dataclasses.replace(self, **changes)
 
+
+_SCALARS = (
+    "scale", "learning_rate", "step", "applied_steps", "skipped", "consecutive_skips"
+)  # fmt: skip
 
 # What only an applied step moves (SEMANTICS section 3).
 GATED = (
@@ -155,10 +162,10 @@ def init_state(
         >>> state.master.shape, state.compute.dtype.name, float(state.scale)
         ((128,), 'float16', 8192.0)
     """
-    leaves = _complete(plan, params)
+    leaves = complete(plan, params)
     stats = _checked_stats(plan, batch_stats)
     state = _initial(plan, leaves, stats, _as_key(seed))
-    _check_values(plan, state, "params")
+    check_values(plan, state, "params")
     return state
 
 
@@ -167,7 +174,7 @@ def _initial(
     plan: Plan, leaves: list[Any], batch_stats: Any, key: jax.Array
 ) -> RegionState:
     gates, config = plan.gates, plan.config
-    master, compute, frozen = _stored(plan, leaves)
+    master, compute, frozen = stored(plan, leaves)
     zeros = functools.partial(jnp.zeros_like, master)
     scale, scaling_state = config.scale_rule.init()
     count = functools.partial(jnp.zeros, (), jnp.int32)
@@ -181,10 +188,10 @@ def _initial(
         mu=zeros() if gates.mu else None,
         nu=zeros() if gates.nu else None,
         ema=jnp.copy(master) if gates.ema else None,
-        ema_compute=_copy(compute) if gates.ema else None,
-        batch_stats=_copy(batch_stats),
-        ema_batch_stats=_copy(batch_stats) if gates.ema else None,
-        opt_state=_copy(opt_state),
+        ema_compute=copied(compute) if gates.ema else None,
+        batch_stats=copied(batch_stats),
+        ema_batch_stats=copied(batch_stats) if gates.ema else None,
+        opt_state=copied(opt_state),
         frozen=frozen,
         scale=scale,
         scaling_state=scaling_state,
@@ -231,108 +238,7 @@ def assemble(
     return jax.tree.unflatten(plan.treedef, leaves)
 
 
-def get_params(plan: Plan, state: RegionState, which: Which = "master") -> Any:
-    """Return parameters as an ordinary tree of the model's structure.
-
-    Args:
-        plan: the state's plan.
-        state: the training state.
-        which: "master" or "ema": float32 leaves; "compute" or "ema_compute": what a
-            forward pass sees, kernels in half precision (float32 in fp32).
-
-    Raises:
-        ValueError: for an unknown name, or an average where the plan keeps none.
-
-    Example:
-        ``variables = {"params": rjax.get_params(plan, state, which="ema")}``
-    """
-    check_which(plan, which)
-    arena = state.ema if which.startswith("ema") else state.master
-    half = state.ema_compute if which.startswith("ema") else state.compute
-    assert arena is not None
-    if which in ("master", "ema"):
-        wide = {p: x.astype(jnp.float32) for p, x in state.frozen.items()}
-        return assemble(plan, views(plan, arena, None), wide)
-    return assemble(plan, views(plan, arena, half), state.frozen)
-
-
-def get_batch_stats(
-    plan: Plan, state: RegionState, which: Literal["current", "ema"] = "current"
-) -> Any:
-    """Return the running statistics, current or averaged.
-
-    Args:
-        plan: the state's plan.
-        state: the training state.
-        which: "current" or "ema".
-
-    Raises:
-        ValueError: for an unknown name, or "ema" where the plan keeps no average.
-    """
-    if which == "current":
-        return state.batch_stats
-    if which != "ema":
-        raise ValueError(f"`which` must be 'current' or 'ema', got {which!r}.")
-    check_which(plan, "ema")
-    return state.ema_batch_stats
-
-
-def replace_params(
-    plan: Plan,
-    state: RegionState,
-    params: Any,
-    ema: Literal["keep", "copy"] = "keep",
-) -> RegionState:
-    """Put new weights in the masters, the compute copy and the frozen parameters.
-
-    Momenta, scale and counters stay.
-
-    Args:
-        plan: the state's plan.
-        state: the training state.
-        params: parameter tree of the plan's structure, floating and finite.
-        ema: "keep" the average, or restart it as a "copy" of the new weights.
-
-    Raises:
-        ValueError: by path, for a wrong structure, shape, dtype or value.
-    """
-    if ema not in ("keep", "copy"):
-        raise ValueError(f"`ema` must be 'keep' or 'copy', got {ema!r}.")
-    leaves = _complete(plan, params)
-    master, compute, frozen = jax.jit(_stored, static_argnums=0)(plan, leaves)
-    new = dataclasses.replace(state, master=master, compute=compute, frozen=frozen)
-    if ema == "copy" and plan.gates.ema:
-        new = dataclasses.replace(
-            new, ema=jnp.copy(master), ema_compute=_copy(compute)
-        )  # fmt: skip
-    _check_values(plan, new, "params")
-    return new
-
-
-def adopt_ema(plan: Plan, state: RegionState) -> RegionState:
-    """Make the average the weights: E -> W, the half copies, the statistics.
-
-    The average itself stays, in buffers of its own.
-
-    Args:
-        plan: the state's plan.
-        state: the training state.
-
-    Raises:
-        ValueError: if the plan keeps no average.
-
-    Source: the SEMA switch of the article's framework.
-    """
-    check_which(plan, "ema")
-    return dataclasses.replace(
-        state,
-        master=_copy(state.ema),
-        compute=_copy(state.ema_compute),
-        batch_stats=_copy(state.ema_batch_stats),
-    )
-
-
-def _stored(plan: Plan, leaves: list[Any]) -> tuple[Any, Any, dict[str, jax.Array]]:
+def stored(plan: Plan, leaves: list[Any]) -> tuple[Any, Any, dict[str, jax.Array]]:
     """Return master arena, compute arena and frozen parameters."""
     master = plan.concatenate([leaves[s.leaf] for s in plan.slots], jnp.float32)
     frozen = {
@@ -354,7 +260,8 @@ def _narrow(leaf: Any) -> Any:
         return np.asarray(leaf, np.float32)
 
 
-def _copy(tree: Any) -> Any:
+def copied(tree: Any) -> Any:
+    """Return the tree in buffers of its own."""
     return jax.tree.map(jnp.copy, tree)
 
 
@@ -364,19 +271,7 @@ def _as_key(seed: Any) -> jax.Array:
     return jax.random.key(seed)
 
 
-def check_which(plan: Plan, which: str) -> None:
-    if which not in ("master", "compute", "ema", "ema_compute"):
-        raise ValueError(
-            "`which` must be 'master', 'compute', 'ema' or 'ema_compute', "
-            f"got {which!r}."
-        )
-    if which.startswith("ema") and not plan.gates.ema:
-        raise ValueError(
-            "The plan keeps no average; make it with Config(ema=rjax.Ema(decay=...))."
-        )
-
-
-def _complete(plan: Plan, params: Any) -> list[Any]:
+def complete(plan: Plan, params: Any) -> list[Any]:
     """Return the leaves of a parameter tree, the frozen ones among them."""
     leaves = plan.check_tree(params, "params")
     for leaf in plan.frozen:
@@ -408,9 +303,9 @@ def _checked_stats(plan: Plan, batch_stats: Any) -> Any:
     return batch_stats
 
 
-def _check_values(plan: Plan, state: RegionState, name: str) -> None:
+def check_values(plan: Plan, state: RegionState, name: str) -> None:
     """Raise on non-finite weights, warn on those outside the half range."""
-    if isinstance(state.master, jax.core.Tracer):
+    if isinstance(state.master, Tracer):
         return
     bad = np.asarray(nonfinite_slots(state.master, plan.slot_table))
     if bad.any():
@@ -449,25 +344,13 @@ def outside_half_range(plan: Plan, state: RegionState) -> list[str]:
     return [s.path for s in half if bad[s.offset - b : s.offset - b + s.size].any()]
 
 
-def _check_number(name: str, value: Any) -> None:
-    """Refuse a scale or a learning rate that no step could use."""
-    if name == "scale" and not (math.isfinite(value) and value > 0):
+def _scalar_array(name: str, value: numbers.Real, old: Any) -> jax.Array:
+    """Return a number as an array like `old`, unless no step could use it."""
+    number = float(value)
+    if name not in _SCALARS:
+        raise ValueError(f"`{name}` must be an array like the old one, got {value}.")
+    if name == "scale" and not (math.isfinite(number) and number > 0):
         raise ValueError(f"`scale` must be a finite number > 0, got {value}.")
-    if name == "learning_rate" and not math.isfinite(value):
-        raise ValueError(f"`learning_rate` must be finite, got {value}.")
-
-
-__all__ = [
-    "GATED",
-    "RegionState",
-    "Results",
-    "adopt_ema",
-    "assemble",
-    "check_floating",
-    "get_batch_stats",
-    "get_params",
-    "half_copy",
-    "init_state",
-    "replace_params",
-    "views",
-]
+    if not math.isfinite(number):
+        raise ValueError(f"`{name}` must be finite, got {value}.")
+    return jnp.full(old.shape, number, old.dtype)

@@ -6,7 +6,8 @@ from typing import Any
 from rjax import stages
 from rjax.plan import Plan
 from rjax.report import Report
-from rjax.state import RegionState, Which, check_which, get_batch_stats, get_params
+from rjax.state import RegionState
+from rjax.weights import Which, check_which, get_batch_stats, get_params
 
 TrainStep = Callable[[RegionState, Any], tuple[RegionState, Report]]
 

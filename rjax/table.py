@@ -134,11 +134,12 @@ def _bar(plan: Any) -> str:
     for region, colour in zip(regions, _COLOURS, strict=True):
         start, stop = plan.bounds(region)
         if start < stop:
-            name = region.name.removeprefix("W_")
+            name, length = region.name.removeprefix("W_"), stop - start
             pieces.append(
-                f"<div title='{name}: [{start:,}, {stop:,})' style='flex:{stop - start} "
-                f"1 3px;background:{colour};color:white;font-size:11px;overflow:hidden;"
-                f"white-space:nowrap;padding:2px 0 2px 2px'>{name}</div>"
+                f"<div title='{name}: [{start:,}, {stop:,})' "
+                f"style='flex:{length} 1 3px;background:{colour};color:white;"
+                "font-size:11px;overflow:hidden;white-space:nowrap;"
+                f"padding:2px 0 2px 2px'>{name}</div>"
             )
     return (
         "<div style='display:flex;max-width:900px;margin:4px 0'>"

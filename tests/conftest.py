@@ -33,6 +33,13 @@ def strict_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def full_float32_products() -> Iterator[None]:
+    """Compute float32 products in float32: on GPU the default is TF32."""
+    with jax.default_matmul_precision("float32"):
+        yield
+
+
+@pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Start every test from the same global random state."""
     random.seed(0)

@@ -102,10 +102,16 @@ class Rig:
         )
         return self.scan(state, batches)
 
-    def get(self, state: rjax.RegionState, path: str, which: str = "master") -> Any:
-        """Return one parameter as a flat numpy array."""
-        tree = rjax.get_params(self.plan, state, which)  # type: ignore[arg-type]
-        return np.asarray(dict(flatten(tree)[0])[path]).reshape(-1)
+    def get(
+        self, state: rjax.RegionState, path: str, which: str = "master"
+    ) -> np.ndarray:
+        """Return one trained parameter as a flat array, cut from its arena."""
+        [slot] = [slot for slot in self.plan.slots if slot.path == path]
+        wide = "ema" if which.startswith("ema") else "master"
+        copied = which.endswith("compute") and state.compute is not None and slot.half
+        arena = np.asarray(getattr(state, which if copied else wide))
+        start = slot.offset - (self.plan.bias_like if copied else 0)
+        return arena[start : start + slot.size]
 
     def both(self, state: rjax.RegionState, which: str = "master") -> np.ndarray:
         """Return the weights of a model of shapes `BOTH`, [2, 3]: kernel, bias."""

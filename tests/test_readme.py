@@ -34,6 +34,7 @@ def test_first_example_is_about_thirty_lines():
 
 def test_where_they_differ_names_the_parameter():
     import jax.numpy as jnp
+
     import rjax
 
     scope: dict = {}

@@ -246,9 +246,9 @@ class _no_compilation:
         self.events = []
         jax.monitoring.register_event_duration_secs_listener(self._listen)
 
-    def _listen(self, name, seconds, **_):
-        if name == "/jax/core/compile/backend_compile_duration":
-            self.events.append(name)
+    def _listen(self, event, duration_secs, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.events.append(event)
 
     def __exit__(self, *_):
         jax.monitoring.unregister_event_duration_listener(self._listen)

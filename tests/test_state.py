@@ -106,7 +106,8 @@ def test_init_state_fills_every_field(precision):
     for name in ("step", "applied_steps", "skipped", "consecutive_skips"):
         count = getattr(state, name)
         assert (int(count), count.shape, count.dtype) == (0, (), jnp.int32)
-    assert tuple(state.results) == (0.0, 0)
+    results = state.results
+    assert (float(results.loss_sum), int(results.count)) == (0.0, 0)
     assert state.key == jax.random.key(0)
 
 

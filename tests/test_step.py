@@ -64,9 +64,9 @@ def compilations():
     """Count the programs compiled while a test runs."""
     found = []
 
-    def listen(name, seconds, **_):
-        if name == "/jax/core/compile/backend_compile_duration":
-            found.append(name)
+    def listen(event, duration_secs, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     yield found

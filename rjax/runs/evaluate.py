@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 import rjax
 from rjax.runs.setup import Job
-from rjax.state import Which
+from rjax.weights import Which
 
 
 def evaluate(job: Job, state: rjax.RegionState) -> dict[str, dict[str, float]]:

@@ -34,7 +34,7 @@ def norm_rig(**options):
     return make_rig(NORM, config(**options), norm_loss, stats=STATS)
 
 
-def values(*x, pull=0.0, dtype="f4"):
+def values(*x, pull: float | list[float] = 0.0, dtype="f4"):
     pulls = np.broadcast_to(np.asarray(pull, np.float32), len(x))
     return {"x": jnp.asarray(x, dtype), "pull": pulls}
 

@@ -146,6 +146,23 @@ def test_one_bad_element_anywhere_skips_the_step(name):
     }
 
 
+@pytest.mark.parametrize("name", [*NATIVE, OPTAX])
+def test_skipped_steps_leave_no_trace_in_later_ones(name):
+    rig = six(name)
+    rng = np.random.default_rng(0)
+    batches = []
+    for _ in range(3):
+        g = {path: rng.normal(size=shape).astype("f4") for path, shape in SIX}
+        batches.append({**clean_batch(), "g": g})
+    bad = {**batches[0], "g": ones(SIX, np.nan)}
+    want, _ = rig.run(rig.state(), batches)
+    state = rig.state()
+    for batch in (bad, batches[0], bad, bad, batches[1], bad, batches[2], bad):
+        state, _ = rig.run(state.replace(scale=8192.0), [batch])
+    assert state.skipped == 5
+    assert unmoved(state) == unmoved(want)
+
+
 @pytest.mark.parametrize("bad", BAD)
 def test_every_bad_value_skips_in_every_region(bad):
     rig, state, clean = six("adam"), warm("adam"), clean_batch()

@@ -444,7 +444,8 @@ CONTRACTIONS = 2 * ROUNDINGS * STEPS
     ids=["sgd", "clip adamw", "trace", "injected", "multi"],
 )
 def test_from_optax_is_optax(tx):
-    plan = _plan(OPTIM.from_optax(tx), learning_rate=None, rule=None)
+    scaling = rjax.scaling.static(1024.0)  # a power of two: exact
+    plan = _plan(OPTIM.from_optax(tx), None, rule=None, scaling=scaling)
     step, state = _step(plan), rjax.init_state(plan, PARAMS)
     for t in range(1, STEPS + 1):
         state, report = step(state, _gradient(t))

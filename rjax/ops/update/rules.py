@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 def _check(name: str, value: Any, low: float, high: float, *, at_low: bool) -> None:
     """Raise a `ValueError` unless `value` is a number in [low, high) or (low, high)."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    inside = number and math.isfinite(value) and low <= value < high
+    inside = number and math.isfinite(value) and low <= float(value) < high
     if not inside or (value == low and not at_low):
         left, upper = "[" if at_low else "(", "inf" if high == math.inf else high
         raise ValueError(
