@@ -19,7 +19,7 @@ from rjax.roles import Rule
 from rjax.trees import check_distinct, check_floating, dtype_of, flatten
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Plan:
     """The static layout of a training state. Made by :func:`make_plan`.
 
@@ -37,7 +37,10 @@ class Plan:
     slots: tuple[Slot, ...]
     frozen: tuple[Leaf, ...]
     batch_stats: tuple[Leaf, ...]
-    treedef: Any = dataclasses.field(repr=False)
+    treedef: Any
+
+    def __repr__(self) -> str:
+        return f"Plan({table.summary(self)})"
 
     @functools.cached_property
     def n(self) -> int:

@@ -101,7 +101,7 @@ def summary(plan: Any) -> str:
     return (
         f"{parameters:,} parameters in {len(plan.slots)} slots{aside}, "
         f"{plan.config.precision}, {plan.n:,} elements an arena, "
-        f"{_mib(plan.nbytes)} planned, layout {plan.fingerprint[:12]}"
+        f"{_readable(plan.nbytes)} planned, layout {plan.fingerprint[:12]}"
     )
 
 
@@ -167,5 +167,6 @@ def _size(shape: tuple[int, ...]) -> int:
     return size
 
 
-def _mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.1f} MiB"
+def _readable(nbytes: int) -> str:
+    unit, name = (2**20, "MiB") if nbytes >= 2**20 else (2**10, "KiB")
+    return f"{nbytes / unit:,.1f} {name}"
