@@ -96,9 +96,10 @@ class Plan:
         """
         last = first if last is None else last
         low, high = REGIONS[Region(first)], REGIONS[Region(last)]
-        if low.series != high.series or first > last:
+        arena = low.series == high.series and (low.role is not None or first == last)
+        if not arena or first > last:
             raise ValueError(
-                f"`bounds` needs two regions of one series in order, got "
+                f"`bounds` needs two regions of one arena in order, got "
                 f"{low.region.name} and {high.region.name}."
             )
         ranges = [

@@ -117,8 +117,10 @@ class RegionState:
         for name, value in changes.items():
             if name not in self.__dataclass_fields__:
                 raise ValueError(f"RegionState has no field {name!r}.")
-            if isinstance(value, numbers.Real):
-                changes[name] = _scalar_array(name, value, getattr(self, name))
+            old = getattr(self, name)
+            number = isinstance(value, numbers.Real)
+            if number or (name in _SCALARS and value.dtype != old.dtype):
+                changes[name] = _scalar_array(name, value, old)
         return dataclasses.replace(self, **changes)
 
 
@@ -252,7 +254,7 @@ def _narrow(leaf: Any) -> Any:
     """Round a float64 NumPy leaf to float32 on the host; beyond its range is inf.
 
     `jit` rounds it with a RuntimeWarning, which, if warnings are errors, crashes jax
-    (seen with 0.10.2 and 0.12.0).
+    (seen with 0.10.2).
     """
     if isinstance(leaf, jax.Array) or dtype_of(leaf) != np.float64:
         return leaf
@@ -344,7 +346,7 @@ def outside_half_range(plan: Plan, state: RegionState) -> list[str]:
     return [s.path for s in half if bad[s.offset - b : s.offset - b + s.size].any()]
 
 
-def _scalar_array(name: str, value: numbers.Real, old: Any) -> jax.Array:
+def _scalar_array(name: str, value: Any, old: Any) -> jax.Array:
     """Return a number as an array like `old`, unless no step could use it."""
     number = float(value)
     if name not in _SCALARS:

@@ -100,10 +100,11 @@ def test_statistics_are_counted_by_name():
         (Region.G_DEEP_CONV, Region.G_BN_BIAS),
         (Region.W_EQ_BIAS, Region.W_BN_BIAS),
         (Region.G_FC_WEIGHT, Region.G_FC_WEIGHT_FP16),
+        (Region.B_PREV_MEAN, Region.B_NEXT_VAR),
     ],
 )
 def test_bounds_refuse_what_is_no_range(first, last):
-    message = f"two regions of one series in order, got {first.name} and {last.name}"
+    message = f"two regions of one arena in order, got {first.name} and {last.name}"
     with pytest.raises(ValueError, match=message):
         PLAN.bounds(first, last)
 

@@ -182,8 +182,10 @@ def test_a_dynamic_scale_grows_and_backs_off():
     rule = scaling.dynamic(init=16.0, interval=2, floor=4.0, ceiling=64.0)
     rig = make_rig(BOTH, config(scaling=rule))
     flags = [0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1, 0, 0]
-    batches = [both(np.nan if flag else 0.0) for flag in flags]
-    state, reports = rig.run(rig.state(), batches)
+    batches = [both(np.nan if flag else 1.0) for flag in flags]
+    state, reports = rig.run(rig.state(learning_rate=0.25), batches)
+    # A step is unscaled by its own scale, not by the one it leads to.
+    assert (rig.both(state) == 1.0 - 0.25 * flags.count(0)).all()
     want = list(dynamic_by_hand(flags, 16.0, 2, 4.0, 64.0))
     assert [float(r.scale) for r in reports] == want
     assert [int(not r.applied) for r in reports] == flags
