@@ -336,6 +336,21 @@ def test_replace_keeps_dtypes_and_compiles_nothing():
     assert step._cache_size() == 1
 
 
+@pytest.mark.parametrize(
+    "rate", [0.5, np.array(0.5), np.float64(0.5), jnp.bfloat16(0.5)]
+)
+def test_replace_gives_scalars_the_dtype_of_the_field(rate):
+    _, state = _make()
+    new = state.replace(learning_rate=rate).learning_rate
+    assert new.dtype == jnp.float32 and new == 0.5
+
+
+def test_replace_refuses_a_number_for_an_arena():
+    _, state = _make()
+    with pytest.raises(ValueError, match="`master` must be an array like the old one"):
+        state.replace(master=0.5)
+
+
 def test_replace_takes_arrays_and_leaves_the_rest():
     _, state = _make()
     new = state.replace(mu=state.mu + 1)
