@@ -13,8 +13,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import tyro
-
 import rjax
 from rjax.runs.errors import UsageError
 from rjax.runs.options import PlanOptions, TrainOptions
@@ -70,6 +68,8 @@ def _parse(argv: list[str]) -> PlanOptions | None:
         known = " or ".join(f"rjax {command}" for command in _COMMANDS)
         got = f"got {argv[0]!r}" if argv else "got none"
         raise UsageError(f"a command is needed, {got}: use {known} (see rjax --help)")
+    import tyro  # here, so that the module loads where only the library is needed
+
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
