@@ -66,7 +66,9 @@ def test_leaves_that_are_not_floating(dtype):
         rjax.replace_params(plan, state, _with(NOT_FLOATING[dtype]))
 
 
-@pytest.mark.parametrize("leaf", ["weights", None, object()], ids=["text", "none", "object"])
+@pytest.mark.parametrize(
+    "leaf", ["weights", None, object()], ids=["text", "none", "object"]
+)
 def test_leaves_that_are_no_arrays(leaf):
     plan = _plan()
     with refused("'dense/kernel'"):
