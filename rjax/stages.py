@@ -1,4 +1,4 @@
-"""The pipeline, stage by stage (SEMANTICS section 2).
+"""The pipeline, stage by stage from batch to report.
 
 Every stage is a pure function from :class:`InFlight` to :class:`InFlight`; its name
 shows in the lowered program. :func:`rjax.make_train_step` is their composition::
@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rjax import ops
+from rjax.inflight import InFlight
 from rjax.ops.bits import is_finite
 from rjax.ops.check_finite import nonfinite_slots
 from rjax.optim import OptaxOptimizer
@@ -37,72 +38,6 @@ from rjax.regions import Role
 from rjax.report import Report
 from rjax.state import GATED, RegionState, Results, half_copy
 from rjax.vjp import Gradients, loss_gradients
-
-
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "state", "batch", "scale", "learning_rate", "cotangents", "grads", "loss",
-        "metrics", "next_stats", "flag", "bad_stats", "grad_norm", "bad_slots",
-    ],
-    meta_fields=["plan", "implementation"],
-)  # fmt: skip
-@dataclasses.dataclass(frozen=True)
-class InFlight:
-    """A step under way: the state plus what the stages have found so far.
-
-    Fields are `None` until a stage fills them.
-
-    Attributes:
-        plan: the static layout.
-        implementation: of the range operations, `None` to choose.
-        state: the state; only the gated stages and `check_and_scale` change it.
-        batch: the batch, dropped once the gradients are there.
-        scale: f32[], loss scale of this step.
-        learning_rate: f32[], rate of this step; 0 with an Optax optimizer.
-        cotangents: one gradient per slot, times `scale`, as the backward pass gave it.
-        grads: f32[n], all gradients, times `scale`.
-        loss: f32[], mean loss, unscaled.
-        metrics: pytree from the loss function.
-        next_stats: running statistics after this step.
-        flag: bool[], set if the step must be skipped.
-        bad_stats: bool[], set if the new statistics are not finite.
-        grad_norm: f32[], norm of the true gradient before the clip; NaN on a skip.
-        bad_slots: bool[slots], which gradients are not finite.
-    """
-
-    plan: Plan
-    implementation: str | None
-    state: RegionState
-    batch: Any
-    scale: jax.Array
-    learning_rate: jax.Array
-    cotangents: tuple[jax.Array, ...] | None = None
-    grads: jax.Array | None = None
-    loss: Any = None
-    metrics: Any = None
-    next_stats: Any = None
-    flag: Any = None
-    bad_stats: Any = None
-    grad_norm: Any = None
-    bad_slots: Any = None
-
-    @property
-    def grads_half(self) -> jax.Array | None:
-        """half[n - b]: the gradients that the backward pass left in half precision.
-
-        Laid out as the compute copy; zero where a gradient came out in float32.
-        `None` in fp32 and once the gradients are packed in float32.
-        """
-        if self.cotangents is None or self.plan.half_dtype is None:
-            return None
-        dtype = self.plan.half_dtype
-        values = [
-            ct if ct.dtype == dtype else jnp.zeros(ct.shape, dtype)
-            for ct in self.cotangents
-        ]
-        return self.plan.concatenate(values, dtype)[self.plan.bias_like :]
-
 
 Stage = Callable[[InFlight], InFlight]
 

@@ -210,6 +210,19 @@ def test_no_two_fields_share_a_buffer_and_donation_is_complete():
     assert len(set(pointers(new))) == len(pointers(new))
 
 
+def test_a_growing_scale_unscales_with_the_scale_of_its_step():
+    """The next scale is known before the update, which must not use it."""
+    _, still, state = _make(precision="fp32", scaling=rjax.scaling.off())
+    growing = rjax.scaling.dynamic(init=1.0, interval=1)
+    _, grown, other = _make(precision="fp32", scaling=growing)
+    still, grown = jax.jit(still), jax.jit(grown)
+    for i in range(4):
+        state, _ = still(state, _batch(i))
+        other, report = grown(other, _batch(i))
+        assert float(report.scale) == 2.0**i
+    assert _bits(state.master) == _bits(other.master)
+
+
 def test_casts_survive_two_steps_in_one_program():
     """The copy of 1.0004 is 1.0 also where no array boundary lies between."""
     params = {"w": jnp.full((1, 1), 1.0)}

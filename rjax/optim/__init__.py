@@ -1,6 +1,6 @@
 """Optimizers: the native ones as range operations, any other through Optax.
 
-Formulas (SEMANTICS, float32 throughout): ``u`` true gradient after the clip, ``lr``
+Formulas (float32 throughout): ``u`` true gradient after the clip, ``lr``
 learning rate, ``wd`` weight decay. The bias-like range never decays by default.
 """
 

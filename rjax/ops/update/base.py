@@ -1,4 +1,4 @@
-"""Plain jnp: the optimizers of SEMANTICS section 6 on flat float32 arenas.
+"""Plain jnp: the native optimizers on flat float32 arenas.
 
 `u` is the true gradient (unscaled, clipped); `lr` a float32 scalar. Everything is
 elementwise but LARS's norms, so XLA fuses each optimizer into one pass.
