@@ -128,7 +128,7 @@ _SCALARS = (
     "scale", "learning_rate", "step", "applied_steps", "skipped", "consecutive_skips"
 )  # fmt: skip
 
-# What only an applied step moves ; a skipped one keeps its bits.
+# What only an applied step moves; a skipped one keeps its bits.
 GATED = (
     "master", "compute", "mu", "nu", "ema", "ema_compute", "batch_stats",
     "ema_batch_stats", "opt_state", "applied_steps", "results",
