@@ -234,6 +234,11 @@ print("skipped")
 """
 
 
-def test_no_bad_number_is_written_under_fast_math():
-    flag = "--xla_cpu_enable_fast_math=true"
-    assert fresh_process(FAST_MATH, XLA_FLAGS=flag) == "skipped"
+@pytest.mark.parametrize(
+    "more",
+    ["", "--xla_cpu_fast_math_honor_nans=false --xla_cpu_fast_math_honor_infs=false"],
+)
+def test_no_bad_number_is_written_under_fast_math(more):
+    # With the second set of flags even `jnp.isnan` is compiled to False.
+    flags = f"--xla_cpu_enable_fast_math=true {more}"
+    assert fresh_process(FAST_MATH, XLA_FLAGS=flags) == "skipped"
