@@ -39,6 +39,23 @@ def full_float32_products() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def compilations() -> Iterator[list[str]]:
+    """Collect the programs compiled while a test runs."""
+    found: list[str] = []
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.jit(lambda x: x + 1.5)(0.0)
+    assert found, "jax no longer reports compilations by this name"
+    found.clear()
+    yield found
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
 @pytest.fixture(autouse=True)
 def fixed_seeds() -> None:
     """Start every test from the same global random state."""

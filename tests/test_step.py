@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import bits
 
 import rjax
 
@@ -49,28 +50,6 @@ def _make(**changes):
     options = {"learning_rate": 0.05, "ema": rjax.Ema(0.9), **changes}
     plan = rjax.make_plan(_params(), rjax.Config(**options))
     return plan, rjax.make_train_step(LOSS, plan), rjax.init_state(plan, _params())
-
-
-def _bits(tree):
-    def raw(x):
-        typed = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(x) if typed else x).tobytes()
-
-    return [raw(leaf) for leaf in jax.tree.leaves(tree)]
-
-
-@pytest.fixture
-def compilations():
-    """Count the programs compiled while a test runs."""
-    found = []
-
-    def listen(event, duration_secs, **_):
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield found
-    jax.monitoring.unregister_event_duration_listener(listen)
 
 
 def test_nothing_recompiles_when_numbers_change(compilations):
@@ -126,18 +105,18 @@ def test_scan_over_steps_equals_one_by_one_bit_for_bit():
     for i in range(4):
         state, report = jitted(state, _batch(i))
         losses.append(report.loss)
-    assert _bits(state) == _bits(scanned)
-    assert _bits(jnp.stack(losses)) == _bits(reports.loss)
+    assert bits(state) == bits(scanned)
+    assert bits(jnp.stack(losses)) == bits(reports.loss)
     assert reports.bad_slots.shape == (4, len(plan.slots))
 
 
-def test_two_runs_give_the_same_bits():
+def test_two_runs_give_the_samebits():
     def run():
         _, step, state = _make(optimizer=rjax.optim.adamw())
         step = jax.jit(step, donate_argnums=0)
         for i in range(10):
             state, report = step(state, _batch(i))
-        return _bits((state, report))
+        return bits((state, report))
 
     assert run() == run()
 
@@ -220,7 +199,7 @@ def test_a_growing_scale_unscales_with_the_scale_of_its_step():
         state, _ = still(state, _batch(i))
         other, report = grown(other, _batch(i))
         assert float(report.scale) == 2.0**i
-    assert _bits(state.master) == _bits(other.master)
+    assert bits(state.master) == bits(other.master)
 
 
 def test_casts_survive_two_steps_in_one_program():
