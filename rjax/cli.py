@@ -7,18 +7,22 @@ Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what to change)
 import contextlib
 import io
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import tyro
+
 import rjax
+from rjax.runs.complaints import one_line
 from rjax.runs.errors import UsageError
 from rjax.runs.options import PlanOptions, TrainOptions
 from rjax.runs.train import print_plan, train
 
 _COMMANDS = {"train": TrainOptions, "plan": PlanOptions}
+# The groups of options are for the eye: no flag carries their names.
+_CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
 _DESCRIPTION = "Mixed-precision training for JAX: static, explicit, one program a step."
 
 
@@ -52,8 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         return _complain(name, f"cannot go on: {error}", 1)
-    except KeyboardInterrupt:
-        return _complain(name, "interrupted before the first step", 130)
+    except KeyboardInterrupt as stop:
+        code = getattr(stop, "code", 130)
+        return _complain(name, "interrupted before the first step", code)
 
 
 def _run(options: PlanOptions, argv: list[str]) -> int:
@@ -68,55 +73,26 @@ def _parse(argv: list[str]) -> PlanOptions | None:
         known = " or ".join(f"rjax {command}" for command in _COMMANDS)
         got = f"got {argv[0]!r}" if argv else "got none"
         raise UsageError(f"a command is needed, {got}: use {known} (see rjax --help)")
-    import tyro  # here, so that the module loads where only the library is needed
-
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
             if argv[0] in _COMMANDS:
                 prog = f"rjax {argv[0]}"
-                return tyro.cli(_COMMANDS[argv[0]], prog=prog, args=argv[1:])
+                return tyro.cli(
+                    _COMMANDS[argv[0]], prog=prog, args=argv[1:], config=_CONFIG
+                )
             return tyro.extras.subcommand_cli_from_dict(
-                _COMMANDS, prog="rjax", description=_DESCRIPTION, args=argv
+                _COMMANDS,
+                prog="rjax",
+                description=_DESCRIPTION,
+                args=argv,
+                config=_CONFIG,
             )
     except SystemExit as stop:
         if not stop.code:
             return None
-        what = _one_line(said.getvalue())
+        what = one_line(said.getvalue())
         raise UsageError(f"{what} (see rjax {argv[0]} --help)") from None
-
-
-def _one_line(box: str) -> str:
-    """Return tyro's complaint as one line: its first part and what it proposes.
-
-    It comes as a title, a message, proposals and a pointer to the help, with rules
-    between them and, where the terminal shows such characters, a frame around them.
-
-    Example:
-        >>> print(_one_line('''╭─ Unrecognized options ─────╮
-        ... │ Unrecognized options: --ep │
-        ... │ ────────────────────────── │
-        ... │ Perhaps you meant:         │
-        ... │     --epochs INT           │
-        ... │ ────────────────────────── │
-        ... │ For full helptext, ...     │
-        ... ╰────────────────────────────╯'''))
-        unrecognized options: --ep, did you mean --epochs?
-    """
-    framed = box.lstrip().startswith("╭")
-    rows = [row.strip("│ ") for row in box.strip().splitlines()]
-    text = "\n".join(rows[1:-1] if framed else rows[2:])
-    message, *sections = re.split(r"^[─-]+$", text, flags=re.MULTILINE)
-    words = message.split()
-    if not words:
-        return "the options could not be read"
-    message = " ".join(words).rstrip(".")
-    found = [re.search(r"^--[\w-]+", part, re.MULTILINE) for part in sections[:-1]]
-    similar = [match.group() for match in found if match]
-    # An option that was given but could not be read is listed too, with its help.
-    similar = [name for name in similar if name not in message.replace(":", "").split()]
-    hint = f", did you mean {' or '.join(similar)}?" if similar else ""
-    return f"{message[:1].lower()}{message[1:]}{hint}"
 
 
 def _complain(prefix: str, error: Any, code: int) -> int:

@@ -1,15 +1,24 @@
 """Batches as pure functions: the same seed and step give the same examples.
 
 There is no iterator state to save. A run that resumes at step 1000, or a comparison
-that looks at step 1000 alone, asks for step 1000.
+that looks at step 1000 alone, asks for step 1000. The order is the same for arrays and
+for a `grain.MapDataset`: a folder of pictures trains like the arrays of its pixels.
 """
 
-import functools
-from collections.abc import Iterator
+import itertools
+import sys
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any
 
 import jax
 import numpy as np
+
+from rjax.data.examples import Examples, is_lazy, num_examples, read, stack
+from rjax.data.order import permutation
+from rjax.data.reading import read_ahead
+
+_BATCHES_AHEAD = 2
 
 
 def steps_per_epoch(num_examples: int, batch_size: int) -> int:
@@ -75,13 +84,17 @@ def batch_indices(
     return order[within * batch_size : (within + 1) * batch_size].copy()
 
 
-def batch_at(arrays: Any, batch_size: int, seed: int, step: int) -> Any:
-    """Return the rows of one training step.
+def batch_at(examples: Examples, batch_size: int, seed: int, step: int) -> Any:
+    """Return the batch of one training step.
 
-    Equals `tree.map(lambda a: a[batch_indices(...)], arrays)`.
+    Equals `tree.map(lambda a: a[batch_indices(...)], examples)` for arrays. Elements of
+    a `grain.MapDataset` are read one by one and stacked; in epoch e, element i is asked
+    for as `examples[e * n + i]`, so that grain's random transformations differ from
+    epoch to epoch and still are functions of the step.
 
     Args:
-      arrays: a pytree (a tuple of images and labels, a dict) of arrays `[n, ...]`.
+      examples: a pytree (a pair of images and labels, a dict) of arrays `[n, ...]`, or
+        a `grain.MapDataset` with such pytrees, less the first axis, as elements.
       batch_size: examples per step.
       seed: of the shuffles, a non-negative int.
       step: number of the step, from 0.
@@ -91,24 +104,80 @@ def batch_at(arrays: Any, batch_size: int, seed: int, step: int) -> Any:
 
     Raises:
       ValueError: as `batch_indices`, or the arrays differ in length.
+      DataError: an example that is read only now cannot be used.
 
     Example:
       >>> images, labels = np.zeros((10, 8)), np.arange(10)
       >>> batch_at((images, labels), 4, seed=0, step=3)[0].shape
       (4, 8)
     """
-    rows = batch_indices(_num_examples(arrays), batch_size, seed, step)
-    return jax.tree.map(lambda array: array[rows], arrays)
+    count = num_examples(examples)
+    rows = batch_indices(count, batch_size, seed, step)
+    if not is_lazy(examples):
+        return jax.tree.map(lambda array: array[rows], examples)
+    passed = int(step) // (count // batch_size) * count
+    return stack([read(examples, passed + int(row)) for row in rows])
 
 
-def evaluation_batches(arrays: Any, batch_size: int) -> Iterator[tuple[Any, Any]]:
+def train_batches(
+    examples: Examples,
+    batch_size: int,
+    seed: int = 0,
+    start: int = 0,
+    stop: int | None = None,
+) -> Generator[Any, None, None]:
+    """Go through the batches of consecutive training steps.
+
+    Equals `(batch_at(examples, batch_size, seed, step) for step in range(start, stop))`
+    bit for bit. A `grain.MapDataset` is read ahead by grain's threads, two batches at
+    most; closing the iterator, or dropping it, ends them. The position to resume from
+    is the number of the step.
+
+    Args:
+      examples: as in `batch_at`.
+      batch_size: examples per step. What an epoch has beyond full batches is dropped,
+        other examples in each epoch.
+      seed: of the shuffles, a non-negative int.
+      start: the first step.
+      stop: the step before which to end; for ever if `None`.
+
+    Returns:
+      An iterator of pytrees of arrays `[batch_size, ...]`.
+
+    Raises:
+      ValueError: at once, a size, `seed`, `start` or `stop` is out of range.
+      DataError: from the iterator, an example that is read only then cannot be used.
+
+    Example:
+      >>> images, labels = np.zeros((10, 8)), np.arange(10)
+      >>> [y.shape for _, y in train_batches((images, labels), 4, start=1, stop=3)]
+      [(4,), (4,)]
+    """
+    count = num_examples(examples)
+    batch_indices(count, batch_size, seed, start)  # complains now, not in the loop
+    if stop is not None and stop < start:
+        raise ValueError(
+            f"`stop` must not be before `start`, got {stop} and {start}; leave it out "
+            "to go on for ever."
+        )
+    start, stop = int(start), None if stop is None else int(stop)
+    if is_lazy(examples):
+        return _read_train(examples, int(batch_size), int(seed), start, stop)
+    steps = itertools.count(start) if stop is None else range(start, stop)
+    return (batch_at(examples, batch_size, seed, step) for step in steps)
+
+
+def evaluation_batches(
+    examples: Examples, batch_size: int
+) -> Generator[tuple[Any, np.ndarray], None, None]:
     """Go through every example exactly once, in order, in batches of one shape.
 
     The last batch is filled up with copies of the last example, which the mask leaves
-    out; so no shape changes and nothing recompiles.
+    out; so no shape changes and nothing recompiles. A `grain.MapDataset` is read ahead
+    as in `train_batches`.
 
     Args:
-      arrays: a pytree of arrays `[n, ...]`.
+      examples: as in `batch_at`.
       batch_size: examples per batch; may exceed n.
 
     Returns:
@@ -118,59 +187,62 @@ def evaluation_batches(arrays: Any, batch_size: int) -> Iterator[tuple[Any, Any]
     Raises:
       ValueError: the set is empty, `batch_size` is below 1, or the arrays differ in
         length.
+      DataError: from the iterator, an example that is read only then cannot be used.
 
     Example:
       >>> [mask.sum() for _, mask in evaluation_batches(np.arange(5), 2)]
       [np.int64(2), np.int64(2), np.int64(1)]
     """
-    num_examples = _num_examples(arrays)
-    _check_sizes(num_examples, batch_size)
-    return _padded(arrays, num_examples, batch_size)
+    count = num_examples(examples)
+    _check_sizes(count, batch_size)
+    if is_lazy(examples):
+        return _read_padded(examples, count, int(batch_size))
+    return _padded(examples, count, batch_size)
 
 
 def _padded(
-    arrays: Any, num_examples: int, batch_size: int
-) -> Iterator[tuple[Any, Any]]:
-    for start in range(0, num_examples, batch_size):
+    arrays: Any, count: int, batch_size: int
+) -> Generator[tuple[Any, np.ndarray], None, None]:
+    for start in range(0, count, batch_size):
         rows = np.arange(start, start + batch_size)
-        inside = np.minimum(rows, num_examples - 1)
+        inside = np.minimum(rows, count - 1)
         # `inside` is bound now: the batch must not see the next one's rows.
         batch = jax.tree.map(lambda array, inside=inside: array[inside], arrays)
-        yield batch, rows < num_examples
+        yield batch, rows < count
 
 
-@functools.lru_cache(maxsize=2)  # the epoch under way, and its neighbour
-def permutation(num_examples: int, seed: int, epoch: int) -> np.ndarray:
-    """Return the shuffle of one epoch, a pure function of its arguments.
+def _read_padded(
+    examples: Examples, count: int, batch_size: int
+) -> Generator[tuple[Any, np.ndarray], None, None]:
+    ahead = min(count, _BATCHES_AHEAD * batch_size)
+    # Closed at once, not when the traceback of an error lets go of it.
+    with closing(read_ahead(examples, int, count, ahead)) as elements:
+        for chunk in _chunks(elements, batch_size):
+            mask = np.arange(batch_size) < len(chunk)
+            yield stack(chunk + chunk[-1:] * (batch_size - len(chunk))), mask
 
-    Equals the stable argsort of Philox words keyed by (seed, epoch). NumPy guarantees
-    those words for ever; it does not guarantee `Generator.permutation`.
 
-    Args:
-      num_examples: size of the set.
-      seed: a non-negative int below 2**64.
-      epoch: a non-negative int below 2**64.
+def _read_train(
+    examples: Examples, batch_size: int, seed: int, start: int, stop: int | None
+) -> Generator[Any, None, None]:
+    count = len(examples)
+    per_epoch = count // batch_size * batch_size
 
-    Returns:
-      Read-only int32 `[num_examples]`.
+    def index(position: int) -> int:
+        epoch, within = divmod(start * batch_size + position, per_epoch)
+        return epoch * count + int(permutation(count, seed, epoch)[within])
 
-    Raises:
-      ValueError: `seed` is out of range.
+    # For ever is as far as a length can count.
+    total = sys.maxsize if stop is None else (stop - start) * batch_size
+    ahead = _BATCHES_AHEAD * batch_size
+    with closing(read_ahead(examples, index, total, ahead)) as elements:
+        for chunk in _chunks(elements, batch_size):
+            yield stack(chunk)
 
-    Example:
-      >>> sorted(permutation(4, seed=0, epoch=7).tolist())
-      [0, 1, 2, 3]
-    """
-    if not 0 <= seed < 2**64:
-        raise ValueError(
-            f"`seed` must be in [0, 2**64), got {seed}; take a small non-negative int."
-        )
-    words = np.random.Philox(key=np.array([seed, epoch], np.uint64)).random_raw(
-        num_examples
-    )
-    order = np.argsort(words, kind="stable").astype(np.int32)
-    order.flags.writeable = False
-    return order
+
+def _chunks(elements: Iterator[Any], size: int) -> Iterator[list[Any]]:
+    while chunk := list(itertools.islice(elements, size)):
+        yield chunk
 
 
 def _check_sizes(num_examples: int, batch_size: int) -> None:
@@ -183,13 +255,3 @@ def _check_sizes(num_examples: int, batch_size: int) -> None:
         raise ValueError(
             f"`batch_size` must be at least 1, got {batch_size}; 64 is a usual choice."
         )
-
-
-def _num_examples(arrays: Any) -> int:
-    lengths = {len(array) for array in jax.tree.leaves(arrays)}
-    if len(lengths) != 1:
-        raise ValueError(
-            "`arrays` must have one number of examples along the first axis, got "
-            f"{sorted(lengths)}; every array needs one row per example."
-        )
-    return lengths.pop()

@@ -4,11 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from rjax.data.batches import permutation
 from rjax.data.dataset import Dataset
-
-# Apart from every epoch, so that the split shares no stream with a shuffle.
-_SPLIT_EPOCH = 2**64 - 1
+from rjax.data.order import check_fraction, split_rows
 
 
 def load_digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
@@ -33,20 +30,9 @@ def load_digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
       >>> digits.train[0].shape, digits.test[0].shape
       ((1438, 8, 8, 1), (359, 8, 8, 1))
     """
-    if not 0.0 < test_fraction < 1.0:
-        raise ValueError(
-            f"`test_fraction` must be in (0, 1), got {test_fraction}; 0.2 holds out a "
-            "fifth."
-        )
+    check_fraction(test_fraction, "test_fraction")  # before the import that may fail
     images, labels = _bundled()
-    held_out = round(len(labels) * test_fraction)
-    if not 0 < held_out < len(labels):
-        raise ValueError(
-            "`test_fraction` must leave examples on both sides of the split, got "
-            f"{test_fraction} of {len(labels)}; move it away from 0 and 1."
-        )
-    order = permutation(len(labels), seed, _SPLIT_EPOCH)
-    test, train = order[:held_out], order[held_out:]
+    train, test = split_rows(len(labels), test_fraction, seed, "test_fraction")
     return Dataset(
         name="digits",
         train=(images[train], labels[train]),

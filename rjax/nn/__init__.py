@@ -6,3 +6,5 @@ from rjax.nn.layers import ConvBNReLU as ConvBNReLU
 from rjax.nn.layers import Dense as Dense
 from rjax.nn.models import CNN as CNN
 from rjax.nn.models import MLP as MLP
+from rjax.nn.resnet import BasicBlock as BasicBlock
+from rjax.nn.resnet import ResNet as ResNet

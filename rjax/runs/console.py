@@ -18,7 +18,7 @@ class Console:
         self._bar: Any = None
         if sys.stdout.isatty():
             self._bar = _bar()
-            self._task = self._bar.add_task("starting", total=total_steps)
+            self._task = self._bar.add_task("compiling", total=total_steps)
 
     def __enter__(self) -> "Console":
         if self._bar is not None:
@@ -36,31 +36,86 @@ class Console:
             return
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def advance(self, steps: int, text: str) -> None:
-        """Move the bar by `steps` and show `text` beside it."""
+    def between(self, text: str) -> None:
+        """Print `text` where no bar shows it anyway."""
+        if self._bar is None:
+            self.line(text)
+
+    def status(self, text: str, steps: int = 0) -> None:
+        """Show `text` beside the bar, and move it by `steps`."""
         if self._bar is not None:
             self._bar.update(self._task, advance=steps, description=text)
 
 
-def describe_progress(epoch: int, epochs: int, facts: Mapping[str, Any]) -> str:
-    """Return one line about an epoch: loss, accuracy, scale, skips and speed.
+def describe_progress(
+    epoch: tuple[int, int], step: tuple[int, int], facts: Mapping[str, Any]
+) -> str:
+    """Return one line about an epoch: loss, accuracy, rate, scale, skips and speed.
+
+    Args:
+        epoch: its number from 1, and how many there are.
+        step: how many steps of it are done, and how many it has.
+        facts: means and last values over those steps.
 
     Example:
-        >>> describe_progress(2, 30, dict(loss=0.25, accuracy=0.9375, scale=8192.0,
-        ...     skipped=0, images_per_second=1234.5))
-        'epoch  2/30  loss 0.2500  accuracy 93.75 %  scale 8192  skipped 0  1,234 img/s'
+        >>> facts = dict(loss=0.25, accuracy=0.9375, learning_rate=0.1, scale=8192.0,
+        ...     skipped=0, images_per_second=1234.5)
+        >>> print(describe_progress((2, 30), (40, 40), facts)[:47])
+        epoch  2/30  loss 0.2500  accuracy 93.75 %  lr
+        >>> print(describe_progress((2, 30), (7, 40), facts)[:37])
+        epoch  2/30  step  7/40  loss 0.2500
     """
-    width = len(str(epochs))
+    parts = [_part("epoch", *epoch)]
+    if step[0] < step[1]:
+        parts.append(_part("step", *step))
     return "  ".join(
         [
-            f"epoch {epoch:{width}d}/{epochs}",
+            *parts,
             f"loss {facts['loss']:.4f}",
-            f"accuracy {facts['accuracy']:.2%}".replace("%", " %"),
+            f"accuracy {percent(facts['accuracy'])}",
+            f"lr {facts['learning_rate']:.3g}",
             f"scale {facts['scale']:g}",
             f"skipped {facts['skipped']}",
             f"{facts['images_per_second']:,.0f} img/s",
         ]
     )
+
+
+def describe_status(epoch: tuple[int, int], facts: Mapping[str, Any]) -> str:
+    """Return what a bar has room for beside it.
+
+    Example:
+        >>> facts = dict(loss=0.25, accuracy=0.9375, scale=8192.0, skipped=0)
+        >>> describe_status((2, 30), facts)
+        'epoch  2/30 loss 0.2500 acc 93.75 % scale 8192 skipped 0'
+    """
+    return (
+        f"{_part('epoch', *epoch)} loss {facts['loss']:.4f} "
+        f"acc {percent(facts['accuracy'])} scale {facts['scale']:g} "
+        f"skipped {facts['skipped']}"
+    )
+
+
+def describe_evaluation(name: str, which: str, values: Mapping[str, Any]) -> str:
+    """Return one line about an evaluation.
+
+    Example:
+        >>> describe_evaluation("test", "ema", dict(loss=0.1, accuracy=0.98, count=359))
+        '  test set, 359 images, ema: loss 0.1000  accuracy 98.00 %'
+    """
+    return (
+        f"  {name} set, {values['count']:,} images, {which}: "
+        f"loss {values['loss']:.4f}  accuracy {percent(values['accuracy'])}"
+    )
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent, with two decimals."""
+    return f"{100 * share:.2f} %"
+
+
+def _part(name: str, number: int, total: int) -> str:
+    return f"{name} {number:{len(str(total))}d}/{total}"
 
 
 def _bar() -> Any:
@@ -69,7 +124,7 @@ def _bar() -> Any:
 
     return progress.Progress(
         progress.TextColumn("{task.description}", markup=False),
-        progress.BarColumn(bar_width=20),
+        progress.BarColumn(bar_width=10),
         progress.MofNCompleteColumn(),
         progress.TimeRemainingColumn(),
         transient=True,  # the last line is the result, not the bar

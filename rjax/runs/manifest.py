@@ -7,7 +7,6 @@ a run that goes on or was killed.
 
 import dataclasses
 import datetime
-import hashlib
 import importlib.metadata
 import json
 import math
@@ -100,17 +99,12 @@ def describe_source(package: Path) -> dict[str, Any] | None:
 
 
 def describe_data(dataset: rjax.data.Dataset) -> dict[str, Any]:
-    """Return name, sizes and a sha256 over dtypes, shapes and bytes of a data set."""
-    digest = hashlib.sha256()
-    for array in (*dataset.train, *dataset.test):
-        array = np.ascontiguousarray(array)
-        digest.update(f"{array.dtype.str}{array.shape}".encode())
-        digest.update(array.tobytes())
+    """Return name, sizes and fingerprint of a data set."""
     return {
         "name": dataset.name,
-        "train": len(dataset.train[1]),
-        "test": len(dataset.test[1]),
-        "sha256": digest.hexdigest(),
+        "train": rjax.data.num_examples(dataset.train),
+        "test": rjax.data.num_examples(dataset.test),
+        "fingerprint": dataset.fingerprint,
     }
 
 
@@ -148,11 +142,15 @@ def dumps(value: Any, indent: int | None = None) -> str:
 def write_atomically(path: Path, text: str) -> None:
     """Replace `path` by `text`, so that a reader never sees a part of it."""
     partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -1,170 +1,234 @@
-"""The options of `rjax plan` and `rjax train`, and what rjax makes of them."""
+"""The options of `rjax plan` and `rjax train`, in the groups that `--help` shows.
+
+A field's name is its flag. `None` means: not given; what then happens is said in the
+field's text and done where the option is used.
+"""
 
 import dataclasses
-import math
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import optax
+import tyro
 
-import rjax
-from rjax.runs.errors import UsageError
+# Options that may be left out: no "(default: None)" in the help.
+Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+Folder = Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
+_widths = tyro.conf.arg(metavar="INT ...", help_behavior_hint="")
+_epochs = tyro.conf.arg(metavar="FLOAT ...", help_behavior_hint="")
 
-# A rate that suits each optimizer on the small sets served here.
-LEARNING_RATES = {
-    "sgd": 0.1,
-    "momentum": 0.1,
-    "nesterov": 0.1,
-    "adam": 1e-3,
-    "adamw": 1e-3,
-    "lars": 1.0,
-}
+
+@dataclasses.dataclass(frozen=True)
+class SourceOptions:
+    """What to train on.
+
+    Attributes:
+        data: Data set; `digits` comes with scikit-learn, `images` is a folder
+            of pictures sorted into one folder per class, the others are the
+            files as published.
+        data_dir: Folder with the files of the data set; only `digits` needs
+            none.
+        image_size: Side that pictures of `images` are resized and cropped to.
+    """
+
+    data: Literal[
+        "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "images"
+    ] = "digits"
+    data_dir: Folder = None
+    image_size: Count = None
+
+
+@dataclasses.dataclass(frozen=True)
+class NetworkOptions:
+    """What to train.
+
+    Attributes:
+        model: Dense layers, three convolutions, or a residual network for small
+            images.
+        hidden: Widths of the hidden layers of `mlp`; 256 128 if not given.
+        dropout: Share of hidden activations that `mlp` drops in training.
+        width: Channels of the first block: 32 for `cnn`, 16 for `resnet` if not
+            given.
+        blocks: Blocks in each of the three stages of `resnet`; 3 (20 layers) if
+            not given.
+    """
+
+    model: Literal["mlp", "cnn", "resnet"] = "mlp"
+    hidden: Annotated[tuple[int, ...] | None, _widths] = None
+    dropout: Number = None
+    width: Count = None
+    blocks: Count = None
+
+
+@dataclasses.dataclass(frozen=True)
+class NumericsOptions:
+    """In which numbers; masters are always float32.
+
+    Attributes:
+        precision: Precision of the compute copy.
+        scaling: Rule of the loss scale; `auto` is `halving` for fp16 and `off` else.
+        loss_scale: First loss scale; 8192, or 65536 for `dynamic`, if not
+            given.
+        max_consecutive_skips: Skipped steps in a row at which the run gives up,
+            with a diagnosis.
+    """
+
+    precision: Literal["fp16", "bf16", "fp32"] = "fp16"
+    scaling: Literal["auto", "halving", "static", "dynamic", "off"] = "auto"
+    loss_scale: Number = None
+    max_consecutive_skips: int = 50
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateOptions:
+    """How the masters move.
+
+    Attributes:
+        optimizer: Optimizer of the float32 masters.
+        momentum: Momentum of `nesterov`, `momentum` and `lars`; 0.9 if not
+            given.
+        weight_decay: Weight decay; biases and norms never decay.
+        clip_norm: Bound on the global norm of the true gradient.
+        clip_value: Bound on every element of the true gradient.
+        clip_on_inf: With --clip-value, an infinite gradient skips the step or is
+            clamped to the bound.
+        ema_decay: Decay of the moving average of the masters; 0 switches it
+            off.
+        ema_batch_stats: Batch statistics of the average: averaged too, or copied.
+        accumulation_steps: Micro-batches that a batch is split into.
+    """
+
+    optimizer: Literal["nesterov", "momentum", "sgd", "adam", "adamw", "lars"] = (
+        "nesterov"
+    )
+    momentum: Number = None
+    weight_decay: float = 1e-4
+    clip_norm: Number = None
+    clip_value: Number = None
+    clip_on_inf: Literal["skip", "clamp"] = "skip"
+    ema_decay: float = 0.99
+    ema_batch_stats: Literal["average", "copy"] = "average"
+    accumulation_steps: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class RateOptions:
+    """The learning rate over the applied steps; epochs may be fractions.
+
+    Attributes:
+        learning_rate: Learning rate, or the highest of a schedule; if not
+            given, one that suits the optimizer.
+        schedule: Course after the warm-up; `restarts` is cosine with warm
+            restarts, `wsd` is warm-up, stable, decay. It spans all --epochs,
+            whatever ends the run earlier.
+        warmup_epochs: Epochs in which the rate rises linearly, for every
+            schedule; 0 if not given, a twentieth of all for `wsd`.
+        final_learning_rate: Rate at the end of `polynomial`, `cosine`, `wsd`
+            and of each period of `restarts`; 0 if not given.
+        decay_epochs: `step`: epochs between two drops, a third of all if not
+            given. `exponential`: epochs in which the rate falls by one factor,
+            1 if not given. `wsd`: epochs of the decay, a fifth of all if not
+            given.
+        decay_rate: Factor of `step` and `multistep`, 0.1 if not given, and of
+            `exponential`, 0.95 if not given.
+        milestones: Epochs, counted from the start of the run, at which
+            `multistep` drops.
+        power: Exponent of `polynomial`; 1 if not given.
+        restart_epochs: Epochs of the first period of `restarts`; a third of all
+            if not given.
+        restart_multiplier: How much longer each period of `restarts` is than
+            the last; 2 if not given.
+    """
+
+    learning_rate: Number = None
+    schedule: Literal[
+        "constant", "step", "multistep", "exponential", "polynomial", "cosine",
+        "restarts", "wsd",
+    ] = "cosine"  # fmt: skip
+    warmup_epochs: Number = None
+    final_learning_rate: Number = None
+    decay_epochs: Number = None
+    decay_rate: Number = None
+    milestones: Annotated[tuple[float, ...] | None, _epochs] = None
+    power: Number = None
+    restart_epochs: Number = None
+    restart_multiplier: Number = None
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopOptions:
+    """How long, and in which steps.
+
+    Attributes:
+        epochs: Passes over the training set.
+        batch_size: Images per step; what does not fill a last batch is left
+            out, other images in each epoch.
+        label_smoothing: Share of each label spread evenly over all classes, in
+            training.
+        limit_steps: Stop after this many steps; the schedule stays that of all
+            epochs.
+        eval_every: Epochs between two evaluations; 0 evaluates at the end only.
+        validation_fraction: Share of the training set held out for these
+            evaluations; if not given, 0.1 with --early-stop and 0, which
+            evaluates the test set, else.
+        early_stop: Stop after this many evaluations in a row without a lower
+            loss, and keep the weights of the best.
+        seed: Seed of the weights, the order of the data and the dropout.
+    """
+
+    epochs: int = 20
+    batch_size: int = 32
+    label_smoothing: float = 0.0
+    limit_steps: Count = None
+    eval_every: int = 1
+    validation_fraction: Number = None
+    early_stop: Count = None
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class OutputOptions:
+    """What is left and said.
+
+    Attributes:
+        out: Folder of the run, new or empty; if not given, the next free one
+            under `runs`.
+        log_every: Steps between two lines of progress within an epoch; no step
+            waits for them.
+        plan: Print the plan before training.
+        tensorboard: Write TensorBoard events too, through tensorboardX or clu.
+    """
+
+    out: Folder = None
+    log_every: int = 500
+    plan: bool = True
+    tensorboard: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class PlanOptions:
     """Print where a model's parameters lie, without training it."""
 
-    data: Literal["digits"] = "digits"
-    """Data set; `digits` comes with scikit-learn."""
-    model: Literal["mlp", "cnn"] = "mlp"
-    """Model to train."""
-    precision: Literal["fp16", "bf16", "fp32"] = "fp16"
-    """Precision of the compute copy; masters are always float32."""
-    optimizer: Literal["nesterov", "momentum", "sgd", "adam", "adamw", "lars"] = (
-        "nesterov"
-    )
-    """Optimizer of the float32 masters."""
-    learning_rate: float | None = None
-    """Learning rate; without it, one that suits the optimizer."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """Course of the learning rate over the applied steps."""
-    weight_decay: float = 1e-4
-    """Weight decay; biases and norms never decay."""
-    ema_decay: float = 0.99
-    """Decay of the moving average of the masters; 0 switches it off."""
-    clip_norm: float | None = None
-    """Bound on the global norm of the true gradient."""
-    clip_value: float | None = None
-    """Bound on every element of the true gradient."""
-    loss_scale: float | None = None
-    """First loss scale, halved on a skip; without it, 8192 for fp16 and off else."""
-    accumulation_steps: int = 1
-    """Micro-batches that a batch is split into."""
-    seed: int = 0
-    """Seed of the weights, the order of the data and the dropout."""
+    source: SourceOptions = SourceOptions()
+    network: NetworkOptions = NetworkOptions()
+    numerics: NumericsOptions = NumericsOptions()
+    update: UpdateOptions = UpdateOptions()
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainOptions(PlanOptions):
-    """Train a model; leave a manifest and a line of metrics per step in a folder."""
+    """Train a model; leave its manifest and a line of metrics per step in a folder."""
 
-    epochs: int = 20
-    """Passes over the training set."""
-    batch_size: int = 32
-    """Images per step."""
-    out: str | None = None
-    """Folder of the run, new or empty; without it, the next free one under `runs`."""
-    plan: bool = True
-    """Print the plan before training."""
+    rate: RateOptions = RateOptions()
+    loop: LoopOptions = LoopOptions()
+    output: OutputOptions = OutputOptions()
 
 
-Options = TypeVar("Options", bound=PlanOptions)
+def flat(options: PlanOptions) -> dict[str, Any]:
+    """Return every option by its name, without the groups."""
+    groups = (getattr(options, field.name) for field in dataclasses.fields(options))
+    return {name: value for group in groups for name, value in vars(group).items()}
 
 
-def fill_in(options: Options) -> Options:
-    """Return `options` with every default that depends on another one resolved."""
-    if options.learning_rate is not None:
-        return options
-    return dataclasses.replace(options, learning_rate=LEARNING_RATES[options.optimizer])
-
-
-def check_options(options: PlanOptions) -> None:
-    """Raise a `UsageError` that names the first option with an impossible value."""
-    _positive(options, "accumulation_steps", "learning_rate", "clip_norm", "clip_value")
-    _not_negative(options, "weight_decay", "ema_decay", "seed")
-    if options.ema_decay >= 1:
-        raise UsageError(
-            f"--ema-decay must be below 1, got {options.ema_decay}: "
-            "give a decay such as 0.99, or 0 to switch the average off"
-        )
-    if options.clip_norm is not None and options.clip_value is not None:
-        raise UsageError("--clip-norm and --clip-value exclude each other: give one")
-    if options.seed >= 2**32:
-        raise UsageError(f"--seed must be below 2**32, got {options.seed}")
-    if not isinstance(options, TrainOptions):
-        return
-    _positive(options, "epochs", "batch_size")
-    if options.batch_size % options.accumulation_steps:
-        raise UsageError(
-            f"--batch-size {options.batch_size} does not split into "
-            f"--accumulation-steps {options.accumulation_steps} equal parts: "
-            "make it a multiple"
-        )
-
-
-def build_config(options: PlanOptions, total_steps: int) -> rjax.Config:
-    """Return the pipeline's configuration; the schedule spans `total_steps`."""
-    scaling = None
-    if options.loss_scale is not None:
-        scaling = rjax.scaling.halving(init=options.loss_scale)
-    clip = None
-    if options.clip_norm is not None:
-        clip = rjax.Clip(norm=options.clip_norm)
-    elif options.clip_value is not None:
-        clip = rjax.Clip(value=options.clip_value)
-    optimizer = getattr(rjax.optim, options.optimizer)
-    return rjax.Config(
-        precision=options.precision,
-        scaling=scaling,
-        optimizer=optimizer(weight_decay=options.weight_decay),
-        learning_rate=_learning_rate(options, total_steps),
-        clip=clip,
-        ema=rjax.Ema(decay=options.ema_decay) if options.ema_decay else None,
-        accumulation_steps=options.accumulation_steps,
-    )
-
-
-def build_model(options: PlanOptions, num_classes: int) -> Any:
-    """Return the Linen module that `--model` names."""
-    if options.model == "mlp":
-        return rjax.nn.MLP(features=(256, 128), num_classes=num_classes)
-    return rjax.nn.CNN(num_classes=num_classes)
-
-
-def load_data(options: PlanOptions) -> rjax.data.Dataset:
-    """Return the data set that `--data` names."""
-    try:
-        return rjax.data.load_digits()
-    except ImportError as error:
-        raise UsageError(f"--data {options.data}: {error}") from error
-
-
-def _learning_rate(options: PlanOptions, total_steps: int) -> Any:
-    rate = fill_in(options).learning_rate
-    if rate is None or options.schedule == "constant":
-        return rate
-    return optax.cosine_decay_schedule(rate, total_steps)
-
-
-def _flag(name: str) -> str:
+def flag(name: str) -> str:
+    """Return an option's name as it is typed."""
     return "--" + name.replace("_", "-")
-
-
-def _positive(options: PlanOptions, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise UsageError(
-                f"{_flag(name)} must be a number above 0, got {value}: "
-                "give a positive one"
-            )
-
-
-def _not_negative(options: PlanOptions, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if not (value >= 0 and math.isfinite(value)):
-            raise UsageError(
-                f"{_flag(name)} must be a number from 0 up, got {value}: "
-                "give 0 or a positive one"
-            )

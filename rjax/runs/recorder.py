@@ -1,10 +1,12 @@
 """Turns the reports of a run's steps into lines of metrics and words.
 
-Reports stay on the device until `drain`: the loop never waits for a step in order to
-log it.
+Reports stay on the device until `drain`, which leaves the newest of them where they
+are: the loop never waits for the step under way in order to log.
 """
 
+import math
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,19 +15,36 @@ import jax
 import numpy as np
 
 import rjax
-from rjax.runs.console import Console, describe_progress
-from rjax.runs.manifest import dumps
+from rjax.runs.console import (
+    Console,
+    describe_evaluation,
+    describe_progress,
+    describe_status,
+)
+from rjax.runs.interrupts import Interrupts
+from rjax.runs.jsonl import JsonLines
+from rjax.runs.tensorboard import TensorBoard
+
+# Reports fetched at once: often enough for a bar to move and for a hopeless run to end.
+FETCH = 50
+# Reports left on the device, so that it still has work while the others are fetched.
+IN_FLIGHT = 8
 
 
 class Recorder:
-    """Collects reports and writes `metrics.jsonl`, one line per step.
+    """Collects reports; writes a line per step and a line per evaluation.
 
     Args:
-        folder: the run's folder.
+        folder: the run's folder; gets `metrics.jsonl` and `evaluations.jsonl`.
         plan: names the parameters.
-        console: where skips and epochs are told.
+        console: where skips, progress and evaluations are told.
+        interrupts: kept from splitting a write.
         epochs: how many there will be.
+        steps_per_epoch: steps of a whole epoch.
         batch_size: images per step.
+        log_every: steps between two lines of progress within an epoch.
+        max_consecutive_skips: skips in a row at which `drain` raises.
+        tensorboard: where scalars go as well, if anywhere.
     """
 
     def __init__(
@@ -33,20 +52,31 @@ class Recorder:
         folder: Path,
         plan: rjax.Plan,
         console: Console,
+        interrupts: Interrupts,
+        *,
         epochs: int,
+        steps_per_epoch: int,
         batch_size: int,
+        log_every: int,
+        max_consecutive_skips: int,
+        tensorboard: TensorBoard | None = None,
     ) -> None:
-        self._file = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._metrics = JsonLines(folder / "metrics.jsonl")
+        self._evaluations = JsonLines(folder / "evaluations.jsonl")
         self._plan = plan
-        self._console = console
+        self.console = console
+        self._interrupts = interrupts
         self._epochs = epochs
+        self._steps_per_epoch = steps_per_epoch
         self._batch_size = batch_size
+        self._log_every = log_every
+        self._limit = max_consecutive_skips
+        self._tensorboard = tensorboard
         self._pending: list[rjax.Report] = []
-        self._epoch_rows: list[dict[str, Any]] = []
-        self._epoch_started = 0.0
+        self._seen = _Epoch()
         self.epoch = 0
         self.steps = 0
-        self.last: dict[str, Any] = {}
+        self.last: dict[str, Any] | None = None
 
     def __enter__(self) -> "Recorder":
         return self
@@ -57,53 +87,103 @@ class Recorder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._file.close()
-
-    def add(self, report: rjax.Report) -> None:
-        """Take the report of one step, without waiting for it."""
-        self._pending.append(report)
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        self._evaluations.close()
+        self._metrics.close()
 
     def start_epoch(self) -> None:
         """Begin the next epoch, and its clock."""
         self.epoch += 1
-        self._epoch_rows = []
-        self._epoch_started = time.perf_counter()
+        self._seen = _Epoch()
 
-    @property
-    def pending(self) -> int:
-        """How many reports wait for `drain`."""
-        return len(self._pending)
+    def add(self, report: rjax.Report, state: rjax.RegionState) -> None:
+        """Take the report of one step, without waiting for it.
 
-    def drain(self, state: rjax.RegionState) -> None:
-        """Fetch the waiting reports, write and tell them, and check them.
+        Args:
+            report: of the step just begun.
+            state: the state after it; looked at only if the run turns out hopeless.
+        """
+        self._pending.append(report)
+        if len(self._pending) >= min(FETCH, self._log_every) + IN_FLIGHT:
+            self.drain(state, leave=IN_FLIGHT)
+
+    def drain(self, state: rjax.RegionState | None, leave: int = 0) -> None:
+        """Fetch the waiting reports but the `leave` newest; write, tell, check them.
+
+        Args:
+            state: for the diagnosis; without it nothing is checked.
+            leave: how many stay.
 
         Raises:
             rjax.NonFiniteGradientsError: if too many steps in a row were skipped.
         """
-        reports, self._pending = jax.device_get(self._pending), []
-        if not reports:
-            return
-        rows = [self._row(report) for report in reports]
-        self._file.write("".join(dumps(row) + "\n" for row in rows))
-        self._file.flush()
-        for row, report in zip(rows, reports, strict=True):
-            if not row["applied"]:
-                self._console.line(_describe_skip(row, bool(report.bad_stats)))
-        self._epoch_rows += rows
-        self.last = self._facts()
-        text = describe_progress(self.epoch, self._epochs, self.last)
-        self._console.advance(len(rows), text)
-        rjax.check(
-            jax.tree.map(lambda *leaves: np.stack(leaves), *reports), self._plan, state
-        )
+        # An interrupt between fetching and writing would lose these lines.
+        with self._interrupts.held():
+            take = len(self._pending) - leave
+            reports = jax.device_get(self._pending[:take])
+            if not reports:
+                return
+            del self._pending[:take]
+            rows = [self._row(report) for report in reports]
+            self._metrics.write(*rows)
+            self.steps += len(rows)
+            for row, report in zip(rows, reports, strict=True):
+                self._tell(row, bool(report.bad_stats))
+        if state is not None:
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *reports)
+            rjax.check(stacked, self._plan, state, self._limit)
 
     def end_epoch(self, state: rjax.RegionState) -> None:
         """Drain, and tell the epoch that ended."""
         self.drain(state)
-        self._console.line(describe_progress(self.epoch, self._epochs, self.last))
+        if self.last is not None:
+            self._progress(self.console.line, self.steps)
+
+    def evaluated(self, name: str, which: str, values: Mapping[str, Any]) -> None:
+        """Record one evaluation.
+
+        Args:
+            name: of the set.
+            which: copy of the weights it was seen through.
+            values: `loss`, `accuracy` and `count`, the number of examples.
+        """
+        row = {
+            "step": self.steps, "epoch": self.epoch, "set": name, "which": which,
+            **values,
+        }  # fmt: skip
+        with self._interrupts.held():
+            self._evaluations.write(row)
+            self.console.line(describe_evaluation(name, which, values))
+            self._scalars(f"{name}/{which}", self.steps, values)
+
+    def _tell(self, row: dict[str, Any], bad_stats: bool) -> None:
+        if not row["applied"]:
+            self.console.line(_describe_skip(row, bad_stats))
+        self._seen.add(row)
+        self.last = self._seen.facts(self._batch_size)
+        epoch = self.epoch, self._epochs
+        self.console.status(describe_status(epoch, self.last), steps=1)
+        within = self._seen.steps
+        if within % self._log_every == 0 and within < self._steps_per_epoch:
+            self._progress(self.console.between, row["step"] + 1)
+
+    def _progress(self, say: Any, steps: int) -> None:
+        say(self._describe())
+        self._scalars("train", steps, self.last or {})
+
+    def _describe(self) -> str:
+        epoch = self.epoch, self._epochs
+        return describe_progress(
+            epoch, (self._seen.steps, self._steps_per_epoch), self.last or {}
+        )
+
+    def _scalars(self, prefix: str, steps: int, values: Mapping[str, Any]) -> None:
+        if self._tensorboard is not None:
+            named = {f"{prefix}/{name}": value for name, value in values.items()}
+            self._tensorboard.scalars(steps, named)
 
     def _row(self, report: rjax.Report) -> dict[str, Any]:
-        self.steps += 1
         offender = int(report.offender)
         return {
             "step": int(report.step),
@@ -119,15 +199,35 @@ class Recorder:
             "offender": self._plan.slots[offender].path if offender >= 0 else None,
         }
 
-    def _facts(self) -> dict[str, Any]:
-        rows = self._epoch_rows
-        seconds = time.perf_counter() - self._epoch_started
+
+class _Epoch:
+    """Sums over the steps of one epoch; skipped ones count for nothing but skips."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._applied = 0
+        self._loss = 0.0
+        self._accuracy = 0.0
+        self._last: dict[str, Any] = {}
+        self._started = time.perf_counter()
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.steps += 1
+        self._last = row
+        if row["applied"]:
+            self._applied += 1
+            self._loss += row["loss"]
+            self._accuracy += row["accuracy"]
+
+    def facts(self, batch_size: int) -> dict[str, Any]:
+        seconds = time.perf_counter() - self._started
         return {
-            "loss": float(np.mean([row["loss"] for row in rows])),
-            "accuracy": float(np.mean([row["accuracy"] for row in rows])),
-            "scale": rows[-1]["scale"],
-            "skipped": rows[-1]["skipped"],
-            "images_per_second": len(rows) * self._batch_size / seconds,
+            "loss": self._loss / self._applied if self._applied else math.nan,
+            "accuracy": self._accuracy / self._applied if self._applied else math.nan,
+            "learning_rate": self._last["learning_rate"],
+            "scale": self._last["scale"],
+            "skipped": self._last["skipped"],
+            "images_per_second": self.steps * batch_size / seconds,
         }
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,35 +10,63 @@ import jax
 import jax.numpy as jnp
 
 import rjax
-from rjax.runs import options as opts
+from rjax.runs import build
+from rjax.runs.checks import check_options
 from rjax.runs.errors import UsageError
+from rjax.runs.options import PlanOptions, TrainOptions
+from rjax.runs.schedules import build_schedule
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
     """What `rjax train` trains, ready to go.
 
-    `lowered` is the traced step, to be compiled; it takes its state over.
+    Attributes:
+        options: as given.
+        data: the whole set.
+        train: the examples trained on.
+        validation: those held out of them, if any.
+        model: a Linen module.
+        config: the pipeline's configuration.
+        plan: the static layout.
+        variables: the model's first parameters and statistics.
+        lowered: the traced step, to be compiled; it takes its state over.
+        steps_per_epoch: full batches in an epoch.
+        learning_rate: the rate, or the highest of the schedule.
     """
 
-    options: opts.TrainOptions
+    options: TrainOptions
     data: rjax.data.Dataset
+    train: Any
+    validation: Any
     model: Any
     config: rjax.Config
     plan: rjax.Plan
     variables: Any
     lowered: Any
     steps_per_epoch: int
+    learning_rate: float
 
     @property
     def total_steps(self) -> int:
-        """Number of steps over all epochs."""
-        return self.steps_per_epoch * self.options.epochs
+        """Number of steps that the run may take."""
+        steps = self.steps_per_epoch * self.options.loop.epochs
+        limit = self.options.loop.limit_steps
+        return steps if limit is None else min(steps, limit)
 
-    def batch(self, index: int) -> Any:
-        """Return the batch of step `index`, counted from 0 over all epochs."""
-        size, seed = self.options.batch_size, self.options.seed
-        return rjax.data.batch_at(self.data.train, size, seed, index)
+    @property
+    def watched(self) -> tuple[str, Any]:
+        """Name and examples of the set that is evaluated while training."""
+        if self.validation is not None:
+            return "validation", self.validation
+        return "test", self.data.test
+
+    def batches(self) -> Generator[Any, None, None]:
+        """Return the batches of the whole run, in order."""
+        loop = self.options.loop
+        return rjax.data.train_batches(
+            self.train, loop.batch_size, loop.seed, start=0, stop=self.total_steps
+        )
 
     def initial_state(self) -> rjax.RegionState:
         """Return a fresh state, to be given away to the first step."""
@@ -46,61 +74,75 @@ class Job:
             self.plan,
             self.variables["params"],
             batch_stats=self.variables.get("batch_stats"),
-            seed=self.options.seed,
+            seed=self.options.loop.seed,
         )
 
 
-def prepare_plan(options: opts.PlanOptions) -> rjax.Plan:
+def prepare_plan(options: PlanOptions) -> rjax.Plan:
     """Return the plan that `options` ask for."""
-    opts.check_options(options)
-    data = opts.load_data(options)
-    with _complaints_as_usage():
-        config = opts.build_config(options, total_steps=1)
-        model = opts.build_model(options, data.num_classes)
-        return _plan(config, _init(model, data, options.seed))
+    check_options(options)
+    shape, num_classes = build.shape_and_classes(options.source)
+    with complaints_as_usage():
+        config = build.build_config(options, build.base_rate(options.update, None))
+        model = build.build_model(options.network, num_classes)
+        # Shapes alone make a layout; nothing is computed.
+        shapes = jax.eval_shape(
+            model.init, jax.random.key(0), jnp.zeros((1, *shape), jnp.float32)
+        )
+        return _plan(config, shapes)
 
 
-def prepare_job(options: opts.TrainOptions) -> Job:
+def prepare_job(options: TrainOptions) -> Job:
     """Return the job that `options` ask for, validated down to the traced step.
 
     Raises:
         UsageError: for anything that the caller has to change.
     """
-    opts.check_options(options)
-    data = opts.load_data(options)
-    count = len(data.train[1])
-    if options.batch_size > count:
+    check_options(options)
+    loop = options.loop
+    data = build.load_data(options.source)
+    train, validation = build.hold_out(data, loop)
+    count = rjax.data.num_examples(train)
+    if loop.batch_size > count:
         raise UsageError(
-            f"--batch-size {options.batch_size} is larger than the {count} training "
+            f"--batch-size {loop.batch_size} is larger than the {count} training "
             f"images of {data.name}: give {count} or less"
         )
-    per_epoch = rjax.data.steps_per_epoch(count, options.batch_size)
-    with _complaints_as_usage():
-        config = opts.build_config(options, per_epoch * options.epochs)
-        model = opts.build_model(options, data.num_classes)
-        variables = _init(model, data, options.seed)
+    per_epoch = rjax.data.steps_per_epoch(count, loop.batch_size)
+    rate = build.base_rate(options.update, options.rate.learning_rate)
+    schedule = build_schedule(options.rate, rate, per_epoch, loop.epochs)
+    batch = rjax.data.batch_at(train, loop.batch_size, loop.seed, 0)
+    with complaints_as_usage():
+        config = build.build_config(options, schedule)
+        model = build.build_model(options.network, data.num_classes)
+        variables = _init(model, jax.random.key(loop.seed), batch[0][:1])
         plan = _plan(config, variables)
-        step = rjax.make_train_step(rjax.linen_loss(model, criterion), plan)
-        job = Job(options, data, model, config, plan, variables, None, per_epoch)
-        jitted = jax.jit(step, donate_argnums=0)
-        lowered = jitted.lower(job.initial_state(), job.batch(0))
+        loss_fn = rjax.linen_loss(model, make_criterion(loop.label_smoothing))
+        step = rjax.make_train_step(loss_fn, plan)
+        job = Job(
+            options, data, train, validation, model, config, plan, variables, None,
+            per_epoch, rate,
+        )  # fmt: skip
+        lowered = jax.jit(step, donate_argnums=0).lower(job.initial_state(), batch)
     return dataclasses.replace(job, lowered=lowered)
 
 
-def criterion(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Any]:
+def make_criterion(
+    label_smoothing: float,
+) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, Any]]:
     """Return the mean cross-entropy of a batch, and its accuracy as a metric."""
-    loss = rjax.ops.softmax_cross_entropy(logits, labels).mean()
-    hits = jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels
-    return loss, {"accuracy": hits.astype(jnp.float32).mean()}
 
+    def criterion(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Any]:
+        losses = rjax.ops.softmax_cross_entropy(logits, labels, label_smoothing)
+        hits = jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels
+        return losses.mean(), {"accuracy": hits.astype(jnp.float32).mean()}
 
-def _init(model: Any, data: rjax.data.Dataset, seed: int) -> Any:
-    return _compiled_init(model, jax.random.key(seed), data.train[0][:1])
+    return criterion
 
 
 # Compiled once per model: one by one, the initializers take longer than the training.
 @functools.partial(jax.jit, static_argnums=0)
-def _compiled_init(model: Any, key: jax.Array, images: jax.Array) -> Any:
+def _init(model: Any, key: jax.Array, images: jax.Array) -> Any:
     return model.init(key, images)
 
 
@@ -110,7 +152,7 @@ def _plan(config: rjax.Config, variables: Any) -> rjax.Plan:
 
 
 @contextmanager
-def _complaints_as_usage() -> Iterator[None]:
+def complaints_as_usage() -> Iterator[None]:
     """Turn rjax's `ValueError`s, which name the argument at fault, into usage errors.
 
     Only around validation: a `ValueError` out of a running step would be a bug.

@@ -1,23 +1,29 @@
 """`rjax train` and `rjax plan`."""
 
 import dataclasses
+import errno
 import shlex
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rjax.runs.console import Console
-from rjax.runs.evaluate import evaluate
+from rjax.data import DataError
+from rjax.runs.console import Console, describe_evaluation, percent
+from rjax.runs.errors import UsageError
+from rjax.runs.evaluate import Evaluator, all_views
 from rjax.runs.folder import claim_folder
+from rjax.runs.interrupts import Interrupted, Interrupts
+from rjax.runs.loop import fit
 from rjax.runs.manifest import Manifest, describe_data
-from rjax.runs.options import PlanOptions, TrainOptions, fill_in
+from rjax.runs.options import PlanOptions, TrainOptions, flat
 from rjax.runs.recorder import Recorder
 from rjax.runs.setup import Job, prepare_job, prepare_plan
+from rjax.runs.tensorboard import TensorBoard, find_writer
 
-# Steps between two looks at the reports: often enough for a bar to move and for a
-# hopeless run to end, seldom enough for the device never to wait.
-DRAIN_EVERY = 50
+# No room: on the disk, in a quota, in the largest file that is allowed.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def print_plan(options: PlanOptions) -> int:
@@ -30,40 +36,64 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
     """Train as `options` ask, leave the run's folder, return the exit code.
 
     Raises:
-        UsageError: before anything is trained, for bad input.
+        UsageError: for bad input; before anything is trained wherever that can be.
         rjax.NonFiniteGradientsError: with the diagnosis, when no scale helps.
     """
-    job = prepare_job(options)
-    name = f"{options.data}-{options.model}-{options.precision}"
-    folder = claim_folder(options.out, name)
-    manifest = Manifest(folder, **_facts(job, command))
-    size = options.batch_size
+    with Interrupts() as interrupts:
+        if options.output.tensorboard:
+            find_writer()
+        job = prepare_job(options)
+        source, network = options.source.data, options.network.model
+        name = f"{source}-{network}-{options.numerics.precision}"
+        folder = claim_folder(options.output.out, name)
+        try:
+            manifest = Manifest(folder, **_facts(job, command))
+            return _record(job, folder, manifest, interrupts)
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            raise _no_room(folder) from error
+
+
+def _record(job: Job, folder: Path, manifest: Manifest, interrupts: Interrupts) -> int:
+    """Train, and see to it that the manifest says how that ended."""
     with (
         Console(job.total_steps) as console,
-        Recorder(folder, job.plan, console, options.epochs, size) as recorder,
+        _recorder(job, folder, console, interrupts) as recorder,
     ):
         try:
             results = _train(job, folder, console, recorder)
-        except KeyboardInterrupt:
-            manifest.finish("interrupted", _progress(recorder))
-            console.line(
-                f"interrupted after {recorder.steps} of {job.total_steps} steps, in "
-                f"epoch {recorder.epoch} of {options.epochs}; run left in {folder}"
-            )
-            return 130
+        except Interrupted as stop:
+            with interrupts.held():
+                recorder.drain(None)
+                facts = {"signal": str(stop)}
+                manifest.finish("interrupted", _progress(recorder), **facts)
+                console.line(f"interrupted {_how_far(recorder, job)}")
+                console.line(f"run left in {folder}")
+            return stop.code
         except BaseException as error:
-            manifest.finish("failed", _progress(recorder), error=str(error))
+            # A full disk may refuse this as well; the first error is the one to tell.
+            with suppress(OSError):
+                recorder.drain(None)
+            with suppress(OSError):
+                manifest.finish("failed", _progress(recorder), error=str(error))
+            how_far = _how_far(recorder, job)
+            if isinstance(error, DataError):
+                raise UsageError(f"{error} (ended {how_far})") from error
+            if isinstance(error, OSError) and error.errno in _FULL:
+                raise _no_room(folder, f", ended {how_far}") from error
             raise
-        manifest.finish("finished", results)
-        for line in _closing_lines(job, folder, results):
-            console.line(line)
+        with interrupts.held():
+            manifest.finish("finished", results)
+            for line in _closing_lines(job, folder, results):
+                console.line(line)
     return 0
 
 
 def _train(
     job: Job, folder: Path, console: Console, recorder: Recorder
 ) -> dict[str, Any]:
-    if job.options.plan:
+    if job.options.output.plan:
         console.line(job.plan.table())
     started = time.perf_counter()
     step = job.lowered.compile()
@@ -72,45 +102,63 @@ def _train(
         f"training {job.total_steps} steps in {folder}, "
         f"compiled in {compiled - started:.1f} s"
     )
-    state = _fit(job, step, recorder)
+    evaluator = Evaluator(job)
+    outcome = fit(job, step, recorder, evaluator)
+    trained = time.perf_counter()
     return {
         **_progress(recorder),
+        "ended_by": outcome.ended_by,
+        "best_epoch": outcome.best_epoch,
         "compile_seconds": compiled - started,
-        "train_seconds": time.perf_counter() - compiled,
-        "test": evaluate(job, state),
+        "train_seconds": trained - compiled,
+        "test": evaluator(outcome.state, job.data.test, all_views(job.config)),
     }
 
 
-def _fit(job: Job, step: Any, recorder: Recorder) -> Any:
-    """Run all epochs and return the last state."""
-    state = job.initial_state()
-    for epoch in range(job.options.epochs):
-        recorder.start_epoch()
-        first = epoch * job.steps_per_epoch
-        try:
-            for index in range(first, first + job.steps_per_epoch):
-                state, report = step(state, job.batch(index))
-                recorder.add(report)
-                if recorder.pending >= DRAIN_EVERY:
-                    recorder.drain(state)
-        except KeyboardInterrupt:
-            recorder.drain(state)
-            raise
-        recorder.end_epoch(state)
-    return state
+def _recorder(
+    job: Job, folder: Path, console: Console, interrupts: Interrupts
+) -> Recorder:
+    options = job.options
+    board = TensorBoard(folder / "tensorboard") if options.output.tensorboard else None
+    return Recorder(
+        folder,
+        job.plan,
+        console,
+        interrupts,
+        epochs=options.loop.epochs,
+        steps_per_epoch=job.steps_per_epoch,
+        batch_size=options.loop.batch_size,
+        log_every=options.output.log_every,
+        max_consecutive_skips=options.numerics.max_consecutive_skips,
+        tensorboard=board,
+    )
 
 
 def _progress(recorder: Recorder) -> dict[str, Any]:
-    return {"steps": recorder.steps, "train": recorder.last or None}
+    return {"steps": recorder.steps, "train": recorder.last}
+
+
+def _how_far(recorder: Recorder, job: Job) -> str:
+    return (
+        f"after {recorder.steps} of {job.total_steps} steps, in epoch "
+        f"{recorder.epoch} of {job.options.loop.epochs}"
+    )
+
+
+def _no_room(folder: Path, how_far: str = "") -> UsageError:
+    return UsageError(
+        f"no space is left for the run in {folder}{how_far}: free some, or give --out "
+        "a folder on another disk"
+    )
 
 
 def _facts(job: Job, command: Sequence[str]) -> dict[str, Any]:
     return {
         "command": shlex.join(command),
-        "options": fill_in(job.options),
+        "options": {**flat(job.options), "learning_rate": job.learning_rate},
         # With the rule that `None` stands for.
         "config": dataclasses.replace(job.config, scaling=job.config.scale_rule),
-        "seed": job.options.seed,
+        "seed": job.options.loop.seed,
         "data": describe_data(job.data),
         "plan": {"fingerprint": job.plan.fingerprint, "slots": len(job.plan.slots)},
     }
@@ -118,20 +166,14 @@ def _facts(job: Job, command: Sequence[str]) -> dict[str, Any]:
 
 def _closing_lines(job: Job, folder: Path, results: Mapping[str, Any]) -> list[str]:
     test = results["test"]
-    seconds = results["train_seconds"]
-    lines = [f"trained {results['steps']} steps in {seconds:.1f} s"]
-    lines += [f"run left in {folder}: manifest.json, metrics.jsonl"]
-    lines += [f"test set, {len(job.data.test[1])} images"]
-    for which, metrics in test.items():
-        lines.append(
-            f"  {which:9}loss {metrics['loss']:.4f}  accuracy "
-            + _percent(metrics["accuracy"])
-        )
-    final = f"test accuracy: {_percent(test['master']['accuracy'])} from masters"
+    lines = [f"trained {results['steps']} steps in {results['train_seconds']:.1f} s"]
+    if results["ended_by"] == "early_stop":
+        lines[0] += ", stopped early"
+    if results["best_epoch"] is not None:
+        lines[0] += f"; the best weights are those of epoch {results['best_epoch']}"
+    lines += [describe_evaluation("test", which, seen) for which, seen in test.items()]
+    lines += [f"run left in {folder}: manifest.json, metrics.jsonl, evaluations.jsonl"]
+    final = f"test accuracy: {percent(test['master']['accuracy'])} from masters"
     if "ema" in test:
-        final += f", {_percent(test['ema']['accuracy'])} from EMA"
+        final += f", {percent(test['ema']['accuracy'])} from EMA"
     return [*lines, final]
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.2f} %"

@@ -115,9 +115,9 @@ def test_the_machine_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_data_fingerprint_follows_every_byte() -> None:
     once, again, other = make_data(), make_data(), make_data(1.0)
     assert describe_data(once) == describe_data(again)
-    assert describe_data(once)["sha256"] != describe_data(other)["sha256"]
+    assert describe_data(once)["fingerprint"] != describe_data(other)["fingerprint"]
     assert describe_data(once)["train"] == 4
-    assert len(describe_data(once)["sha256"]) == hashlib.sha256().digest_size * 2
+    assert len(describe_data(once)["fingerprint"]) == hashlib.sha256().digest_size * 2
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
