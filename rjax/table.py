@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from rjax import drawing
 from rjax.regions import REGIONS, Owner, Region
 
 _FIXED = {
@@ -101,15 +102,16 @@ def summary(plan: Any) -> str:
     return (
         f"{parameters:,} parameters in {len(plan.slots)} slots{aside}, "
         f"{plan.config.precision}, {plan.n:,} elements an arena, "
-        f"{_readable(plan.nbytes)} planned, layout {plan.fingerprint[:12]}"
+        f"{drawing.readable(plan.nbytes)} planned, layout {plan.fingerprint[:12]}"
     )
 
 
 def html(plan: Any) -> str:
-    """Return the table as HTML, readable on a light and a dark page."""
+    """Return the picture and, folded, the table: for a light and a dark page."""
     head = "".join(f"<th style='text-align:left'>{name}</th>" for name in _HEADER)
     body = []
-    for row in rows(plan):
+    found = rows(plan)
+    for row in found:
         cells = (
             f"<td style='text-align:{'right' if i in (0, 4, 5, 6) else 'left'}'>"
             f"{html_escape.escape(cell)}</td>"
@@ -118,32 +120,10 @@ def html(plan: Any) -> str:
         body.append(f"<tr>{''.join(cells)}</tr>")
     return (
         f"<div><p><b>rjax plan</b>: {html_escape.escape(summary(plan))}</p>"
-        f"{_bar(plan)}"
+        f"{drawing.svg(plan)}"
+        f"<details><summary>{len(found)} regions</summary>"
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table>"
-        "</div>"
-    )
-
-
-_COLOURS = ("#9467bd", "#8c6bb1", "#7f7f7f", "#2ca02c", "#ff7f0e", "#1f77b4")
-
-
-def _bar(plan: Any) -> str:
-    """Draw the six parts of an arena to scale."""
-    pieces = []
-    regions = [r for r in REGIONS if REGIONS[r].series == "W"]
-    for region, colour in zip(regions, _COLOURS, strict=True):
-        start, stop = plan.bounds(region)
-        if start < stop:
-            name, length = region.name.removeprefix("W_"), stop - start
-            pieces.append(
-                f"<div title='{name}: [{start:,}, {stop:,})' "
-                f"style='flex:{length} 1 3px;background:{colour};color:white;"
-                "font-size:11px;overflow:hidden;white-space:nowrap;"
-                f"padding:2px 0 2px 2px'>{name}</div>"
-            )
-    return (
-        "<div style='display:flex;max-width:900px;margin:4px 0'>"
-        f"{''.join(pieces)}</div>"
+        "</details></div>"
     )
 
 
@@ -165,8 +145,3 @@ def _size(shape: tuple[int, ...]) -> int:
     for extent in shape:
         size *= extent
     return size
-
-
-def _readable(nbytes: int) -> str:
-    unit, name = (2**20, "MiB") if nbytes >= 2**20 else (2**10, "KiB")
-    return f"{nbytes / unit:,.1f} {name}"

@@ -198,16 +198,16 @@ def test_frozen_parameters_are_in_the_summary():
     assert "808 parameters in 4 slots + 45 frozen" in plan.table().splitlines()[0]
 
 
-def test_the_html_shows_the_same_and_draws_the_arena():
+def test_the_html_draws_the_layout_and_folds_the_table():
     html = PLAN._repr_html_()
     cells = re.findall(r"<td[^>]*>([^<]*)</td>", html)
     lines = PLAN.table().splitlines()[3:]
     assert cells == [cell for line in lines for cell in line.split()]
-    bars = re.findall(r": \[([\d,]+), ([\d,]+)\)' style='flex:(\d+)", html)
-    bars = [tuple(int(cell.replace(",", "")) for cell in bar) for bar in bars]
-    edges = zip(EDGES[:-1], EDGES[1:], CAPACITIES, strict=True)
-    assert bars == list(edges)
-    assert html.count("<div") == html.count("</div>")
+    assert PLAN.table().splitlines()[0] in html
+    assert rjax.drawing.svg(PLAN) in html
+    assert f"<details><summary>{len(lines)} regions</summary><table>" in html
+    for tag in ("div", "details", "table", "svg"):
+        assert html.count(f"<{tag}") == html.count(f"</{tag}>") == 1
 
 
 def test_plans_are_equal_by_value_and_hashable():

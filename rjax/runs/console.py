@@ -1,8 +1,11 @@
 """What a run says while it goes on: plain lines, and a live bar on a terminal."""
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+from rjax.runs.errors import NO_ROOM, UsageError
 
 
 class Console:
@@ -32,7 +35,7 @@ class Console:
     def line(self, text: str = "") -> None:
         """Print `text` above the bar."""
         if self._bar is None:
-            print(text, flush=True)
+            say(text)
             return
         self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
@@ -45,6 +48,24 @@ class Console:
         """Show `text` beside the bar, and move it by `steps`."""
         if self._bar is not None:
             self._bar.update(self._task, advance=steps, description=text)
+
+
+def say(text: str) -> None:
+    """Print `text` to standard output at once.
+
+    Raises:
+        UsageError: if that has no room for it.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        # What is still in the buffer would be tried again at the end, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise UsageError(
+            f"standard output cannot take more ({error.strerror}): send it elsewhere"
+        ) from error
 
 
 def describe_progress(

@@ -1,7 +1,6 @@
 """`rjax train` and `rjax plan`."""
 
 import dataclasses
-import errno
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -10,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rjax.data import DataError
-from rjax.runs.console import Console, describe_evaluation, percent
-from rjax.runs.errors import UsageError
+from rjax.runs.console import Console, describe_evaluation, percent, say
+from rjax.runs.errors import NO_ROOM, UsageError
 from rjax.runs.evaluate import Evaluator, all_views
 from rjax.runs.folder import claim_folder
 from rjax.runs.interrupts import Interrupted, Interrupts
@@ -22,13 +21,10 @@ from rjax.runs.recorder import Recorder
 from rjax.runs.setup import Job, prepare_job, prepare_plan
 from rjax.runs.tensorboard import TensorBoard, find_writer
 
-# No room: on the disk, in a quota, in the largest file that is allowed.
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 
 def print_plan(options: PlanOptions) -> int:
     """Print the layout that `options` ask for; return the exit code."""
-    print(prepare_plan(options).table())
+    say(prepare_plan(options).table())
     return 0
 
 
@@ -50,7 +46,7 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
             manifest = Manifest(folder, **_facts(job, command))
             return _record(job, folder, manifest, interrupts)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in NO_ROOM:
                 raise
             raise _no_room(folder) from error
 
@@ -80,7 +76,7 @@ def _record(job: Job, folder: Path, manifest: Manifest, interrupts: Interrupts) 
             how_far = _how_far(recorder, job)
             if isinstance(error, DataError):
                 raise UsageError(f"{error} (ended {how_far})") from error
-            if isinstance(error, OSError) and error.errno in _FULL:
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise _no_room(folder, f", ended {how_far}") from error
             raise
         with interrupts.held():

@@ -235,3 +235,14 @@ def test_nan_in_the_data_is_a_diagnosis_not_a_traceback(
     assert main([*SHORT, *options]) == 1
     line = complaint(capsys)
     assert "11 steps in a row were skipped" in line and "the loss itself is nan" in line
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("words", ["plan", " ".join(SHORT)])
+def test_standard_output_without_room_is_one_line_and_code_2(words: str) -> None:
+    command = f"{sys.executable} -m rjax {words} > /dev/full"
+    done = subprocess.run(
+        ["sh", "-c", command], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "standard output" in done.stderr

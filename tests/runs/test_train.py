@@ -12,7 +12,6 @@ import pytest
 
 pytest.importorskip("tyro")
 
-import pandas
 from run_helpers import SHORT, read_lines, read_manifest
 
 from rjax.cli import main
@@ -93,6 +92,7 @@ def test_a_run_leaves_a_line_per_evaluation(finished: tuple[str, str]) -> None:
 
 
 def test_pandas_reads_the_metrics(finished: tuple[str, str]) -> None:
+    pandas = pytest.importorskip("pandas")
     frame = pandas.read_json(Path(finished[0], "metrics.jsonl"), lines=True)
     assert set(frame.columns) == METRICS and len(frame) == 22
     assert frame["loss"].dtype == np.float64 and frame["applied"].dtype == bool
