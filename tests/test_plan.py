@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import rjax
+from rjax import drawing
 from rjax.regions import REGIONS, Region
 
 
@@ -204,7 +205,7 @@ def test_the_html_draws_the_layout_and_folds_the_table():
     lines = PLAN.table().splitlines()[3:]
     assert cells == [cell for line in lines for cell in line.split()]
     assert PLAN.table().splitlines()[0] in html
-    assert rjax.drawing.svg(PLAN) in html
+    assert drawing.svg(PLAN) in html
     assert f"<details><summary>{len(lines)} regions</summary><table>" in html
     for tag in ("div", "details", "table", "svg"):
         assert html.count(f"<{tag}") == html.count(f"</{tag}>") == 1
