@@ -1,7 +1,7 @@
 """Turns the reports of a run's steps into lines of metrics and words.
 
-Reports stay on the device until `drain`, which leaves the newest of them where they
-are: the loop never waits for the step under way in order to log.
+Reports stay on the device until many can be fetched at once, and the newest stay
+there longer: the loop never waits for the step under way in order to log.
 """
 
 import math
@@ -10,9 +10,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-import jax
-import numpy as np
 
 import rjax
 from rjax.runs.console import (
@@ -24,11 +21,7 @@ from rjax.runs.console import (
 from rjax.runs.interrupts import Interrupts
 from rjax.runs.jsonl import JsonLines
 from rjax.runs.tensorboard import TensorBoard
-
-# Reports fetched at once: often enough for a bar to move and for a hopeless run to end.
-FETCH = 50
-# Reports left on the device, so that it still has work while the others are fetched.
-IN_FLIGHT = 8
+from rjax.runs.waiting import FETCH, Waiting
 
 
 class Recorder:
@@ -72,7 +65,7 @@ class Recorder:
         self._log_every = log_every
         self._limit = max_consecutive_skips
         self._tensorboard = tensorboard
-        self._pending: list[rjax.Report] = []
+        self._waiting = Waiting()
         self._seen = _Epoch()
         self.epoch = 0
         self.steps = 0
@@ -104,35 +97,33 @@ class Recorder:
             report: of the step just begun.
             state: the state after it; looked at only if the run turns out hopeless.
         """
-        self._pending.append(report)
-        if len(self._pending) >= min(FETCH, self._log_every) + IN_FLIGHT:
-            self.drain(state, leave=IN_FLIGHT)
+        self._waiting.add(report)
+        if due := self._waiting.due():
+            self._take(due, state)
 
-    def drain(self, state: rjax.RegionState | None, leave: int = 0) -> None:
-        """Fetch the waiting reports but the `leave` newest; write, tell, check them.
+    def drain(self, state: rjax.RegionState | None) -> None:
+        """Fetch all reports that wait; write, tell and check them.
 
         Args:
             state: for the diagnosis; without it nothing is checked.
-            leave: how many stay.
 
         Raises:
             rjax.NonFiniteGradientsError: if too many steps in a row were skipped.
         """
+        while left := len(self._waiting):
+            self._take(min(left, FETCH), state)
+
+    def _take(self, count: int, state: rjax.RegionState | None) -> None:
         # An interrupt between fetching and writing would lose these lines.
         with self._interrupts.held():
-            take = len(self._pending) - leave
-            reports = jax.device_get(self._pending[:take])
-            if not reports:
-                return
-            del self._pending[:take]
-            rows = [self._row(report) for report in reports]
+            reports = self._waiting.fetch(count)
+            rows = self._rows(reports)
             self._metrics.write(*rows)
             self.steps += len(rows)
-            for row, report in zip(rows, reports, strict=True):
-                self._tell(row, bool(report.bad_stats))
+            for row, bad_stats in zip(rows, reports.bad_stats.tolist(), strict=True):
+                self._tell(row, bad_stats)
         if state is not None:
-            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *reports)
-            rjax.check(stacked, self._plan, state, self._limit)
+            rjax.check(reports, self._plan, state, self._limit)
 
     def end_epoch(self, state: rjax.RegionState) -> None:
         """Drain, and tell the epoch that ended."""
@@ -183,21 +174,23 @@ class Recorder:
             named = {f"{prefix}/{name}": value for name, value in values.items()}
             self._tensorboard.scalars(steps, named)
 
-    def _row(self, report: rjax.Report) -> dict[str, Any]:
-        offender = int(report.offender)
-        return {
-            "step": int(report.step),
-            "epoch": self.epoch,
-            "loss": float(report.loss),
-            "accuracy": float(report.metrics["accuracy"]),
-            "scale": float(report.scale),
-            "applied": bool(report.applied),
-            "skipped": int(report.skipped),
-            "consecutive_skips": int(report.consecutive_skips),
-            "grad_norm": float(report.grad_norm),
-            "learning_rate": float(report.learning_rate),
-            "offender": self._plan.slots[offender].path if offender >= 0 else None,
+    def _rows(self, reports: rjax.Report) -> list[dict[str, Any]]:
+        paths = [slot.path for slot in self._plan.slots]
+        columns = {
+            "step": reports.step.tolist(),
+            "epoch": [self.epoch] * len(reports.step),
+            "loss": reports.loss.tolist(),
+            "accuracy": reports.metrics["accuracy"].tolist(),
+            "scale": reports.scale.tolist(),
+            "applied": reports.applied.tolist(),
+            "skipped": reports.skipped.tolist(),
+            "consecutive_skips": reports.consecutive_skips.tolist(),
+            "grad_norm": reports.grad_norm.tolist(),
+            "learning_rate": reports.learning_rate.tolist(),
+            "offender": [paths[i] if i >= 0 else None for i in reports.offender],
         }
+        lines = zip(*columns.values(), strict=True)
+        return [dict(zip(columns, line, strict=True)) for line in lines]
 
 
 class _Epoch:

@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 from rjax.nn import BatchNorm, Conv, ConvBNReLU, Dense
+from rjax.nn.layers import _he_normal
 from rjax.ops.dense import float32_weight_gradients
 
 KEY = jax.random.key(0)
@@ -52,6 +53,12 @@ def test_kernels_start_he_normal():
     np.testing.assert_allclose(kernel.std(), np.sqrt(2 / 512), rtol=0.02)
     kernel = _untyped(Conv(64)).init(KEY, jnp.ones((1, 4, 4, 64)))["params"]["kernel"]
     np.testing.assert_allclose(kernel.std(), np.sqrt(2 / (9 * 64)), rtol=0.02)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (3, 3, 2, 4)])
+def test_kernels_are_those_of_flax_bit_for_bit(shape):
+    stock = nn.initializers.he_normal()(KEY, shape, jnp.float32)
+    np.testing.assert_array_equal(_he_normal(KEY, shape, jnp.float32), stock)
 
 
 def test_dense_kernel_reaches_the_op_as_it_is():

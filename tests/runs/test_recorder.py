@@ -10,9 +10,11 @@ import pytest
 from run_helpers import read_lines
 
 import rjax
+from rjax.runs import waiting
 from rjax.runs.console import Console
 from rjax.runs.interrupts import Interrupts
-from rjax.runs.recorder import FETCH, IN_FLIGHT, Recorder
+from rjax.runs.recorder import Recorder
+from rjax.runs.waiting import FETCH, IN_FLIGHT
 
 PLAN = rjax.make_plan({"w": jnp.ones((1, 1))}, rjax.Config())
 
@@ -47,29 +49,63 @@ def test_the_newest_reports_are_never_fetched_while_steps_go_on(
 ) -> None:
     """Logging at every step, too, looks only at steps that are long past."""
     fetched: list[int] = []
-    begun = 0
+    begun, calls = 0, 0
     real = jax.device_get
 
     def watching(reports: Any) -> Any:
+        nonlocal calls
+        calls += 1
         found = real(reports)
-        for report in found:
-            assert int(report.step) < begun - IN_FLIGHT
-            fetched.append(int(report.step))
+        assert max(found.step) < begun - IN_FLIGHT
+        fetched.extend(found.step)
         return found
 
     state: Any = None
+    monkeypatch.setattr(waiting, "PATIENCE", math.inf)
     monkeypatch.setattr(jax, "device_get", watching)
     with make_recorder(log_every=log_every) as recorder:
         recorder.start_epoch()
         for step in range(130):
             begun = step + 1
             recorder.add(make_report(step), state)
-        # And they do not pile up.
-        assert len(fetched) >= 130 - IN_FLIGHT - min(FETCH, log_every)
+        # They do not pile up, and do not come one by one.
+        assert fetched == list(range(100)) and calls == 2
         begun = math.inf
         recorder.end_epoch(state)
-    assert fetched == list(range(130))
     assert [row["step"] for row in read_lines()] == list(range(130))
+
+
+def test_slow_steps_are_fetched_when_they_are_ready_and_waited_for_only_in_bulk(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = 0
+    queue = waiting.Waiting()
+    monkeypatch.setattr(waiting, "_is_ready", lambda report: report < ready)
+    monkeypatch.setattr(waiting, "PATIENCE", math.inf)
+    for number in range(5):
+        queue.add(number)  # type: ignore[arg-type]
+    ready = 3
+    assert queue.due() == 0  # the last fetch was just now
+    monkeypatch.setattr(waiting, "PATIENCE", 0.0)
+    assert queue.due() == 3
+    ready = 0
+    assert queue.due() == 0
+    for number in range(5, FETCH + IN_FLIGHT):
+        assert queue.due() == 0
+        queue.add(number)  # type: ignore[arg-type]
+    assert queue.due() == FETCH
+
+
+def test_fetching_is_one_program_whatever_the_count(compilations: list[str]) -> None:
+    queue = waiting.Waiting()
+    for step in range(90):
+        queue.add(make_report(step))
+    assert queue.fetch(1).step.tolist() == [0]
+    compilations.clear()
+    assert queue.fetch(50).step.tolist() == list(range(1, 51))
+    assert queue.fetch(37).loss.tolist() == [float(s) for s in range(51, 88)]
+    assert compilations == []
+    assert len(queue) == 2
 
 
 def test_lines_come_within_an_epoch_and_at_its_end(
@@ -122,12 +158,12 @@ def test_a_skip_says_what_was_not_finite(
 def test_a_hopeless_run_is_noticed_while_it_goes_on() -> None:
     params = {"w": jnp.ones((1, 1))}
     state = rjax.init_state(PLAN, params)
-    with make_recorder(max_consecutive_skips=3, log_every=4) as recorder:
+    with make_recorder(max_consecutive_skips=3) as recorder:
         recorder.start_epoch()
-        with pytest.raises(rjax.NonFiniteGradientsError, match="4 steps in a row"):
-            for step in range(40):
+        with pytest.raises(rjax.NonFiniteGradientsError, match="50 steps in a row"):
+            for step in range(1000):
                 report = make_report(
                     step, applied=False, skipped=step + 1, consecutive_skips=step + 1
                 )
                 recorder.add(report, state)
-        assert recorder.steps == 4
+        assert recorder.steps == 50
