@@ -136,7 +136,10 @@ def plain(value: Any) -> Any:
 
 def dumps(value: Any, indent: int | None = None) -> str:
     """Return `value` as strict JSON."""
-    return json.dumps(plain(value), indent=indent, allow_nan=False)
+    try:  # the short way, for what is plain already
+        return json.dumps(value, indent=indent, allow_nan=False)
+    except (TypeError, ValueError):
+        return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -122,6 +122,9 @@ class Recorder:
             self.steps += len(rows)
             for row, bad_stats in zip(rows, reports.bad_stats.tolist(), strict=True):
                 self._tell(row, bad_stats)
+            self.last = self._seen.facts(self._batch_size)
+            epoch = self.epoch, self._epochs
+            self.console.status(describe_status(epoch, self.last), steps=len(rows))
         if state is not None:
             rjax.check(reports, self._plan, state, self._limit)
 
@@ -152,11 +155,9 @@ class Recorder:
         if not row["applied"]:
             self.console.line(_describe_skip(row, bad_stats))
         self._seen.add(row)
-        self.last = self._seen.facts(self._batch_size)
-        epoch = self.epoch, self._epochs
-        self.console.status(describe_status(epoch, self.last), steps=1)
         within = self._seen.steps
         if within % self._log_every == 0 and within < self._steps_per_epoch:
+            self.last = self._seen.facts(self._batch_size)
             self._progress(self.console.between, row["step"] + 1)
 
     def _progress(self, say: Any, steps: int) -> None:
