@@ -76,14 +76,14 @@ def diagnose(plan: Plan, state: RegionState | None, report: Report) -> str:
         )
     if host.applied:
         return (
-            f"Step {int(host.step)} was applied at loss scale {float(host.scale):g}; "
+            f"Step {int(host.step)} was applied at loss scale {float(host.scale):.10g}; "
             f"{int(host.skipped)} skipped so far."
         )
     causes = _causes(plan, host)
     causes += _state_causes(plan, state) if state is not None else []
     causes = causes or ["no cause is left to see in the report."]
     return (
-        f"Step {int(host.step)} was skipped at loss scale {float(host.scale):g} "
+        f"Step {int(host.step)} was skipped at loss scale {float(host.scale):.10g} "
         f"({int(host.skipped)} skipped so far, {int(host.consecutive_skips)} in a "
         f"row): " + " ".join(causes)
     )

@@ -46,7 +46,7 @@ def _default_run():
     from rjax.cli import main
 
     assert COMMANDS[0] == "rjax train"
-    if not pathlib.Path("runs").exists():
+    if not pathlib.Path("runs/digits-mlp-fp16-1").exists():
         assert main(["train", "--no-plan"]) == 0
 
 

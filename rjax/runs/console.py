@@ -95,7 +95,7 @@ def describe_progress(
             f"loss {facts['loss']:.4f}",
             f"accuracy {percent(facts['accuracy'])}",
             f"lr {facts['learning_rate']:.3g}",
-            f"scale {facts['scale']:g}",
+            f"scale {facts['scale']:.10g}",
             f"skipped {facts['skipped']}",
             f"{facts['images_per_second']:,.0f} img/s",
         ]
@@ -112,7 +112,7 @@ def describe_status(epoch: tuple[int, int], facts: Mapping[str, Any]) -> str:
     """
     return (
         f"{_part('epoch', *epoch)} loss {facts['loss']:.4f} "
-        f"acc {percent(facts['accuracy'])} scale {facts['scale']:g} "
+        f"acc {percent(facts['accuracy'])} scale {facts['scale']:.10g} "
         f"skipped {facts['skipped']}"
     )
 

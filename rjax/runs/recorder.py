@@ -232,6 +232,6 @@ def _describe_skip(row: dict[str, Any], bad_stats: bool) -> str:
     elif bad_stats:
         what = "the new batch statistics are"
     return (
-        f"step {row['step']} skipped: {what} not finite at scale {row['scale']:g}, "
+        f"step {row['step']} skipped: {what} not finite at scale {row['scale']:.10g}, "
         f"{row['skipped']} skipped so far"
     )
