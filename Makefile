@@ -6,7 +6,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-new lint clean
+.PHONY: help demo test test-new lint notebooks clean
 
 PYTHON ?= $(shell .ci/find-python)
 PYTHON_NEW ?= $(shell .ci/find-python newest)
@@ -29,7 +29,7 @@ demo: $(STAMP) ## train an MLP on digits in fp16 with EMA, into runs/demo
 	$(VENV)/bin/rjax train --out runs/demo
 
 test: lint ## lint, types, then all tests on all cores
-	$(VENV)/bin/python -m pytest -n auto
+	$(VENV)/bin/python -m pytest -n auto --durations=15
 
 test-new: ## the tests on the newest Python, with the newest jax it can have
 	@new=$$($(if $(PYTHON_NEW),'$(PYTHON_NEW)',false) -V 2>/dev/null); \
@@ -38,13 +38,16 @@ test-new: ## the tests on the newest Python, with the newest jax it can have
 	elif [ "$$new" = "$$($(VENV)/bin/python -V 2>/dev/null)" ]; then \
 	  echo "test-new: skipped, $(VENV) already is on the newest Python found"; \
 	else \
-	  $(MAKE) $(STAMP_NEW) && $(VENV_NEW)/bin/python -m pytest -n auto; \
+	  $(MAKE) $(STAMP_NEW) && $(VENV_NEW)/bin/python -m pytest -n auto --durations=15; \
 	fi
 
 lint: $(STAMP) ## ruff check, ruff format --check, pyright
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
+
+notebooks: $(STAMP) ## execute the notebooks and save their outputs
+	JAX_PLATFORMS=cpu $(VENV)/bin/python notebooks/execute.py
 
 clean: ## remove environments, runs and caches
 	rm -rf $(VENV) $(VENV_NEW) runs .pytest_cache .ruff_cache .hypothesis
