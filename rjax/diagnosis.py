@@ -76,8 +76,8 @@ def diagnose(plan: Plan, state: RegionState | None, report: Report) -> str:
         )
     if host.applied:
         return (
-            f"Step {int(host.step)} was applied at loss scale {float(host.scale):.10g}; "
-            f"{int(host.skipped)} skipped so far."
+            f"Step {int(host.step)} was applied at loss scale "
+            f"{float(host.scale):.10g}; {int(host.skipped)} skipped so far."
         )
     causes = _causes(plan, host)
     causes += _state_causes(plan, state) if state is not None else []
