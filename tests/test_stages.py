@@ -22,10 +22,10 @@ STAGES = (
 
 def _params():
     """Return one parameter for every region, and more than one deep conv."""
-    keys = iter(jax.random.split(jax.random.key(0), 8))
+    rng = np.random.default_rng(0)
 
     def kernel(*shape):
-        return 0.3 * jax.random.normal(next(keys), shape)
+        return jnp.asarray(0.3 * rng.standard_normal(shape, np.float32))
 
     return {
         "stem": {"kernel": kernel(3, 3, 1, 4)},
@@ -69,13 +69,17 @@ def _loss(params, batch_stats, batch, key):
 
 
 def _batch(seed=0, poison=0.0):
-    x = jax.random.normal(jax.random.key(seed), (4, 6, 6, 1))
-    return x, jnp.float32(poison)
+    x = np.random.default_rng(seed).standard_normal((4, 6, 6, 1), np.float32)
+    return jnp.asarray(x), jnp.float32(poison)
 
 
 def _plan(**changes):
     options = {"ema": rjax.Ema(0.9), "optimizer": rjax.optim.adamw(), **changes}
     return rjax.make_plan(_params(), rjax.Config(**options), batch_stats=STATS)
+
+
+# One object, so that jit compiles it once for a plan.
+_FORWARD_BACKWARD = functools.partial(stages.forward_backward, loss_fn=_loss)
 
 
 def _one_by_one(plan, state, batch):
@@ -84,7 +88,7 @@ def _one_by_one(plan, state, batch):
     for name in STAGES:
         stage = getattr(stages, name)
         if name == "forward_backward":
-            stage = functools.partial(stage, loss_fn=_loss)
+            stage = _FORWARD_BACKWARD
         flow = jax.jit(stage)(flow)
     return jax.jit(stages.finish)(flow)
 
@@ -166,7 +170,7 @@ def test_one_conditional_moves_the_model_and_one_concatenation_packs_gradients()
 def test_in_flight_shows_half_gradients_before_the_casts():
     plan = _plan()
     state = rjax.init_state(plan, _params(), STATS)
-    flow = stages.forward_backward(stages.begin(plan, state, _batch()), _loss)
+    flow = jax.jit(_FORWARD_BACKWARD)(stages.begin(plan, state, _batch()))
     half = flow.grads_half
     assert half.shape == state.compute.shape and half.dtype == jnp.float16
     start, stop = plan.bounds(rjax.Region.G_DEEP_CONV_FP16)
