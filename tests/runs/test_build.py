@@ -10,8 +10,9 @@ import numpy as np
 import optax
 import pytest
 
-tyro = pytest.importorskip("tyro")
+pytest.importorskip("tyro")
 
+import tyro
 from run_helpers import SHORT, read_lines, read_manifest
 
 import rjax
