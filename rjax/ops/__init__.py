@@ -8,6 +8,7 @@ from rjax.ops.batch_norm import batch_norm, batch_norm_inference
 from rjax.ops.cast import cast
 from rjax.ops.check_finite import check_finite
 from rjax.ops.dense import dense
+from rjax.ops.digest import digest, digest_slots
 from rjax.ops.ema import ema
 from rjax.ops.softmax_cross_entropy import softmax_cross_entropy
 from rjax.ops.update import unscale, update
@@ -18,6 +19,8 @@ __all__ = [
     "cast",
     "check_finite",
     "dense",
+    "digest",
+    "digest_slots",
     "ema",
     "softmax_cross_entropy",
     "unscale",

@@ -1,7 +1,7 @@
 """Which implementation of an op serves a call.
 
-Every op folder has a table from implementation name to function. The plain XLA
-version is always in it; kernels appear where they can serve.
+Every op has a table from implementation name to function. The plain XLA version is
+always in it; where a kernel cannot serve, the table holds the sentence that says why.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ IMPLEMENTATIONS = ("xla", "mosaic_gpu")
 def resolve(
     op: str,
     implementation: str | None,
-    available: Mapping[str, Callable[..., Any]],
+    available: Mapping[str, Callable[..., Any] | str],
 ) -> Callable[..., Any]:
     """Return the function that serves `op`.
 
@@ -22,10 +22,10 @@ def resolve(
     Args:
       op: name of the op, for the error text.
       implementation: `"xla"`, `"mosaic_gpu"`, or `None` for the default.
-      available: the implementations that can serve this call, by name.
+      available: by name, the function that can serve this call, or why none can.
 
     Returns:
-      The chosen entry of `available`.
+      The chosen function.
 
     Raises:
       ValueError: `implementation` is not a known name.
@@ -41,9 +41,10 @@ def resolve(
             f"`implementation` must be None or one of {IMPLEMENTATIONS}, got "
             f"{implementation!r}; leave it at None to let rjax choose."
         )
-    if name not in available:
+    found = available.get(name, "there is none")
+    if isinstance(found, str):
         raise NotImplementedError(
-            f"`{op}` has no {name!r} implementation for this call, only "
-            f"{tuple(sorted(available))}; leave `implementation` at None."
+            f"`{op}` has no {name!r} implementation for this call: {found}; leave "
+            "`implementation` at None."
         )
-    return available[name]
+    return found

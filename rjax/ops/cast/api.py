@@ -6,29 +6,41 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from rjax.ops import mosaic
 from rjax.ops.cast import base
 from rjax.ops.dispatch import resolve
+from rjax.ops.ranges import resolve_bounds
+
+_HALVES = (jnp.float16, jnp.bfloat16)
 
 
 def cast(
-    x: Float[Array, " *shape"], dtype: Any, *, implementation: str | None = None
+    x: Float[Array, " *shape"],
+    dtype: Any,
+    *,
+    bounds: tuple[int, int] | None = None,
+    implementation: str | None = None,
 ) -> jax.Array:
-    """Cast an arena between float32 and half precision.
+    """Cast an arena, or a range of it, between float32 and half precision.
 
-    Equals ``x.astype(dtype)``, with the promise that the rounding (and an overflow
-    to infinity) survives compilation.
+    Equals ``x[start:stop].astype(dtype)``, with the promise that the rounding (and an
+    overflow to infinity) survives compilation.
 
     Args:
-        x: floating array of any shape.
+        x: floating array of any shape, at most 2^31 - 1 elements.
         dtype: floating dtype of the result.
-        implementation: "xla" or `None`.
+        bounds: (start, stop) of the range of a one-dimensional `x`; `None` for all.
+            The kernel reads the range in place, at full speed from multiples of 128.
+        implementation: "xla", "mosaic_gpu" or `None` to choose. The kernel casts
+            between float32 and one of float16, bfloat16, and is not differentiable.
 
     Returns:
-        Array of x's shape: rounded to nearest even; a float32 above 65519.99 becomes
-        inf in fp16.
+        Array of x's shape, or [stop - start]: rounded to nearest even; a float32 above
+        65519.99 becomes inf in fp16; subnormals and NaN are kept (no NaN's payload).
 
     Raises:
-        ValueError: if either dtype is not a floating one.
+        ValueError: if either dtype is not a floating one, `x` is too long, or the
+            bounds do not fit.
         NotImplementedError: if the implementation named cannot serve.
 
     Example:
@@ -42,4 +54,20 @@ def cast(
     for name, kind in (("x", x.dtype), ("dtype", dtype)):
         if not jnp.issubdtype(kind, jnp.floating):
             raise ValueError(f"`{name}` must be a floating type, got {kind}.")
-    return resolve("cast", implementation, {"xla": base.cast})(x, dtype)
+    start, stop = resolve_bounds("x", x, bounds)
+    kernel = mosaic.why_not() or _pair_without_kernel(x.dtype, dtype) or _kernel
+    run = resolve("cast", implementation, {"xla": base.cast, "mosaic_gpu": kernel})
+    return run(x, dtype, None if bounds is None else (start, stop))
+
+
+def _pair_without_kernel(source: Any, target: Any) -> str | None:
+    pair = {jnp.dtype(source), jnp.dtype(target)}
+    if any(pair == {jnp.dtype(jnp.float32), jnp.dtype(half)} for half in _HALVES):
+        return None
+    return f"it casts between float32 and half precision, not {source} to {target}"
+
+
+def _kernel(x: jax.Array, dtype: Any, bounds: tuple[int, int] | None) -> jax.Array:
+    from rjax.ops.cast import mosaic_gpu  # Pallas loads only where it is used
+
+    return mosaic_gpu.cast(x, dtype, bounds)

@@ -11,8 +11,13 @@ import jax
 from jax import lax
 
 
-def cast(x: jax.Array, dtype: Any) -> jax.Array:
-    """Return `x` as `dtype`, rounded to nearest even exactly once."""
+def cast(x: jax.Array, dtype: Any, bounds: tuple[int, int] | None = None) -> jax.Array:
+    """Return `x`, or the range `bounds` of it, as `dtype`.
+
+    Rounds to nearest even exactly once.
+    """
+    if bounds is not None:
+        x = x[slice(*bounds)]
     if x.dtype == dtype:
         return x
     if x.dtype.itemsize < dtype.itemsize:

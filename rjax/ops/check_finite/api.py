@@ -1,12 +1,15 @@
 """Check an arena of gradients: the flag, the norm, the slots at fault."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Bool, Float
 
+from rjax.ops import mosaic
 from rjax.ops.check_finite import base
 from rjax.ops.dispatch import resolve
+from rjax.ops.ranges import resolve_bounds
 from rjax.ops.slots import SlotTable
 
 
@@ -27,25 +30,35 @@ def check_finite(
     scale: Float[Array, ""],
     *,
     on_inf: str = "skip",
+    bounds: tuple[int, int] | None = None,
     implementation: str | None = None,
 ) -> Check:
-    """Look for NaN and Inf in an arena and take the norm of ``grads / scale``.
+    """Look for NaN and Inf in a range of an arena and take its norm over `scale`.
 
     Equals ``(any(~isfinite(grads)), norm(grads / scale))``, but decides by bit
     patterns, and the norm is safe for zero gradients and for values whose square
     overflows or underflows. Accumulates in float32.
 
+    The flag is exact. The norm depends on the order of summation: all terms are
+    positive, so with k terms one after the other its relative error is at most
+    ``(k / 2 + 2) * 2^-24``, where k is 128 + n / 128 for "xla" at worst, and the
+    number of blocks a program sums plus the logarithm of the rest for the kernel.
+
     Args:
-        grads: float32[n], gradients times `scale`; padding is zero.
+        grads: float32[n], gradients times `scale`; padding is zero; n at most
+            2^31 - 1.
         scale: float32[], the loss scale of this step.
         on_inf: "skip": NaN and Inf set the flag; "clamp": only NaN does.
-        implementation: "xla" or `None`.
+        bounds: (start, stop) of the range to look at; `None` for all. The kernel
+            reads it in place, at full speed from multiples of 128.
+        implementation: "xla", "mosaic_gpu" or `None` to choose.
 
     Returns:
         A :class:`Check`.
 
     Raises:
-        ValueError: for gradients that are not one-dimensional float32.
+        ValueError: for gradients that are not one-dimensional float32 or too many,
+            or bounds that do not fit.
         NotImplementedError: if the implementation named cannot serve.
 
     Example:
@@ -61,8 +74,17 @@ def check_finite(
             f"`grads` must be a float32 arena of shape [n], got "
             f"{grads.dtype}{list(grads.shape)}."
         )
-    run = resolve("check_finite", implementation, {"xla": base.check_finite})
-    return Check(*run(grads, scale, on_inf == "clamp"))
+    resolve_bounds("grads", grads, bounds)
+    kernel: Callable[..., Any] | str = mosaic.why_not() or _kernel
+    available = {"xla": base.check_finite, "mosaic_gpu": kernel}
+    run = resolve("check_finite", implementation, available)
+    return Check(*run(grads, scale, on_inf == "clamp", bounds))
+
+
+def _kernel(*args: Any) -> tuple[jax.Array, jax.Array]:
+    from rjax.ops.check_finite import mosaic_gpu  # Pallas loads only where it is used
+
+    return mosaic_gpu.check_finite(*args)
 
 
 def nonfinite_slots(

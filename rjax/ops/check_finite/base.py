@@ -15,7 +15,7 @@ from rjax.ops.slots import ROW, SlotTable, row_slots
 
 # Powers of two: rescaling is exact. 2^31 squares of values up to 2^128 * DOWN stay
 # finite; values whose squares sum to less than SMALL stay so times UP^2.
-_SMALL, _UP, _DOWN = 2.0**-64, 2.0**80, 2.0**-96
+_SMALL, UP, DOWN = 2.0**-64, 2.0**80, 2.0**-96
 
 
 def _row_sums_of_squares(x: jax.Array) -> jax.Array:
@@ -33,14 +33,42 @@ def _opaque(factor: float) -> jax.Array:
 
 
 def check_finite(
-    grads: jax.Array, scale: jax.Array, clamp: bool
+    grads: jax.Array,
+    scale: jax.Array,
+    clamp: bool,
+    bounds: tuple[int, int] | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Return (flag bool[], norm f32[] of ``grads / scale``)."""
+    """Return (flag bool[], norm f32[] of ``grads / scale``) of a range."""
+    if bounds is not None:
+        grads = grads[slice(*bounds)]
     total = jnp.sum(_row_sums_of_squares(grads))
-    ordinary = is_finite(total) & (total >= _SMALL)
     second_look = _nan_only if clamp else _nan_or_inf
-    flag, norm = lax.cond(ordinary, _ordinary, second_look, total, grads, scale)
+    flag, norm = lax.cond(
+        _is_ordinary(total), _ordinary, second_look, total, grads, scale
+    )
     return flag, jnp.where(flag, jnp.float32(jnp.nan), norm)
+
+
+def verdict(
+    total: jax.Array, down: jax.Array, up: jax.Array, scale: jax.Array, clamp: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Return (flag, norm) from all three sums of squares of one pass.
+
+    Args:
+        total: f32[], of the gradients.
+        down: f32[], of the gradients times `DOWN`.
+        up: f32[], of the gradients times `UP`.
+        scale: f32[], the loss scale.
+        clamp: whether only NaN sets the flag.
+    """
+    flag = is_nan(down) if clamp else ~is_finite(down)
+    rescaled = _rescaled_norm(total, down, up, scale)
+    norm = jnp.where(_is_ordinary(total), jnp.sqrt(total) / scale, rescaled)
+    return flag, jnp.where(flag, jnp.float32(jnp.nan), norm)
+
+
+def _is_ordinary(total: jax.Array) -> jax.Array:
+    return is_finite(total) & (total >= _SMALL)
 
 
 # Branches are module functions over operands: an eager `cond` over fresh closures
@@ -59,11 +87,17 @@ def _rescaled(
     Neither sum waits for `total`: where XLA turns the conditional into a select (seen
     on GPU), both join the pass that computes it.
     """
-    down = jnp.sum(_row_sums_of_squares(grads * _opaque(_DOWN)))
-    up = jnp.sum(_row_sums_of_squares(grads * _opaque(_UP)))
-    norm_down = jnp.sqrt(down) / (jnp.float32(_DOWN) * scale)
-    norm_up = jnp.sqrt(up) / (jnp.float32(_UP) * scale)
-    return down, jnp.where(total < _SMALL, norm_up, norm_down)
+    down = jnp.sum(_row_sums_of_squares(grads * _opaque(DOWN)))
+    up = jnp.sum(_row_sums_of_squares(grads * _opaque(UP)))
+    return down, _rescaled_norm(total, down, up, scale)
+
+
+def _rescaled_norm(
+    total: jax.Array, down: jax.Array, up: jax.Array, scale: jax.Array
+) -> jax.Array:
+    norm_down = jnp.sqrt(down) / (jnp.float32(DOWN) * scale)
+    norm_up = jnp.sqrt(up) / (jnp.float32(UP) * scale)
+    return jnp.where(total < _SMALL, norm_up, norm_down)
 
 
 def _nan_only(
@@ -82,7 +116,7 @@ def _nan_or_inf(
 
 def nonfinite_slots(grads: jax.Array, table: SlotTable, clamp: bool) -> jax.Array:
     """Return bool[slots]: which slots hold an element that sets the flag."""
-    sums = _row_sums_of_squares(grads * _opaque(_DOWN))
+    sums = _row_sums_of_squares(grads * _opaque(DOWN))
     bad = is_nan(sums) if clamp else ~is_finite(sums)
     marks = jax.ops.segment_max(
         bad.astype(jnp.int32),

@@ -1,9 +1,14 @@
 """Move an average towards a value."""
 
+from collections.abc import Callable
+
+import jax
 from jaxtyping import Array, Float
 
+from rjax.ops import mosaic
 from rjax.ops.dispatch import resolve
 from rjax.ops.ema import base
+from rjax.ops.ranges import check_length
 
 
 def ema(
@@ -15,17 +20,26 @@ def ema(
 ) -> Float[Array, " *shape"]:
     """Return ``decay * average + (1 - decay) * value`` in float32.
 
+    Computed as ``average + (1 - decay) * (value - average)``. A compiler may contract
+    the product and the sum into one rounding: XLA on CPU and the kernel do, XLA on GPU
+    and eager JAX do not. So implementations agree within two ULP of the larger of
+    ``|average|`` and ``|value|``: one for the product that is rounded or not, one for
+    the last rounding.
+
     Args:
-        average: float32 array, the average so far.
+        average: float32 array, the average so far; at most 2^31 - 1 elements. The
+            kernel moves it in place: donate it, or let the caller's jit drop it.
         value: float32 array of the same shape.
         decay: d in [0, 1]; 1 keeps the average as it is.
-        implementation: "xla" or `None`.
+        implementation: "xla", "mosaic_gpu" or `None` to choose. The kernel is not
+            differentiable.
 
     Returns:
         float32 array of the same shape.
 
     Raises:
-        ValueError: if shapes differ or a dtype is not float32.
+        ValueError: if shapes differ, a dtype is not float32, or there are too many
+            elements.
         NotImplementedError: if the implementation named cannot serve.
 
     Example:
@@ -42,4 +56,13 @@ def ema(
             f"{average.dtype}{list(average.shape)} and "
             f"{value.dtype}{list(value.shape)}."
         )
-    return resolve("ema", implementation, {"xla": base.ema})(average, value, decay)
+    check_length("average", average)
+    kernel: Callable[..., jax.Array] | str = mosaic.why_not() or _kernel
+    run = resolve("ema", implementation, {"xla": base.ema, "mosaic_gpu": kernel})
+    return run(average, value, decay)
+
+
+def _kernel(average: jax.Array, value: jax.Array, decay: float) -> jax.Array:
+    from rjax.ops.ema import mosaic_gpu  # Pallas loads only where it is used
+
+    return mosaic_gpu.ema(average, value, decay)

@@ -1,0 +1,34 @@
+"""Pallas kernel: read, convert in registers, write.
+
+XLA sees a custom call, so it cannot cancel the conversion against its inverse.
+"""
+
+import functools
+from typing import Any
+
+import jax
+
+from rjax.ops import grid, mosaic
+
+NAME = "rjax_cast"
+
+
+def _kernel(x, out, *, parts, start):
+    def body(at, length):
+        values = x[grid.window(start + at, length)]
+        out[grid.window(at, length)] = values.astype(out.dtype)
+
+    grid.elementwise(parts, body)
+
+
+def cast(x: jax.Array, dtype: Any, bounds: tuple[int, int] | None = None) -> jax.Array:
+    """Return `x`, or the range `bounds` of it, as `dtype`."""
+    start, stop = (0, x.size) if bounds is None else bounds
+    shape = x.shape if bounds is None else (stop - start,)
+    out = jax.ShapeDtypeStruct((stop - start,), dtype)
+    if start == stop:
+        return jax.numpy.zeros(shape, dtype)
+    parts = grid.split(out.size, mosaic.block_size(out.size), start)
+    kernel = functools.partial(_kernel, parts=parts, start=start)
+    programs = parts.blocks + parts.remainders
+    return mosaic.launch(kernel, NAME, programs, out, x.reshape(-1)).reshape(shape)

@@ -1,0 +1,126 @@
+"""Pallas kernels: mix in registers, one partial sum of each lane a program.
+
+Sums modulo 2^32 have no order, so whoever adds them gets the bits of the base.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rjax.ops import grid, mosaic
+from rjax.ops.digest import base
+
+NAME, NAME_SLOTS = "rjax_digest", "rjax_digest_slots"
+_LARGEST, _PROGRAMS = 1024, 2112
+# Elements of one program of the per-slot kernel: a slot is cut into such chunks.
+_CHUNK = 16384
+
+
+def _zeros(shape):
+    return (jnp.zeros(shape, jnp.uint32),) * 2
+
+
+def _add(sums, terms):
+    return tuple(s + t for s, t in zip(sums, terms, strict=True))
+
+
+def _iota(length):
+    return lax.iota(jnp.uint32, length) if length > 1 else jnp.uint32(0)
+
+
+def _bits(x):
+    """Return raw bits; of a scalar by way of a row, as Mosaic bitcasts only those."""
+    return base.bits(x) if x.ndim else jnp.max(base.bits(jnp.full((mosaic.ROW,), x)))
+
+
+def _kernel(x, first, out, *, parts, start, programs):
+    origin = first[0]
+
+    def add(at, length, sums):
+        raw = _bits(x[grid.window(start + at, length)])
+        index = (origin + lax.convert_element_type(at, jnp.uint32)) + _iota(length)
+        return _add(sums, base.mix(raw, index))
+
+    def write(i, sums):
+        for k, s in enumerate(sums):
+            out[k, i] = jnp.sum(s) if s.ndim else s
+
+    grid.reduction(parts, programs, _zeros, add, write)
+
+
+def digest(
+    x: jax.Array, start_index: jax.Array, bounds: tuple[int, int] | None = None
+) -> jax.Array:
+    """Return uint32[2] of a one-dimensional array, or a range of it."""
+    start, stop = (0, x.size) if bounds is None else bounds
+    if start == stop:
+        return base.digest(x, start_index, bounds)
+    block = mosaic.block_size(stop - start, _LARGEST, _PROGRAMS)
+    parts = grid.split(stop - start, block, start)
+    programs = min(parts.blocks, _PROGRAMS)
+    total = programs + parts.remainders
+    kernel = functools.partial(_kernel, parts=parts, start=start, programs=programs)
+    out = jax.ShapeDtypeStruct((2, total), jnp.uint32)
+    first = (start_index + np.uint32(start)).reshape(1)
+    partials = mosaic.launch(kernel, NAME, total, out, x, first)
+    return jnp.sum(partials, axis=1, dtype=jnp.uint32)
+
+
+def _chunks(table: base.Table) -> np.ndarray:
+    """Return i32[4, chunks]: slot, start in x, index in the slot, elements."""
+    found = [
+        (slot, start + at, at, min(_CHUNK, size - at))
+        for slot, (start, size) in enumerate(table)
+        for at in range(0, size, _CHUNK)
+    ]
+    return np.array(found, np.int32).reshape(-1, 4).T
+
+
+def _slots_kernel(x, chunks, out, *, block):
+    i = mosaic.program_index()
+    start, at, size = chunks[1, i], chunks[2, i], chunks[3, i]
+
+    def fold(offset, length, sums, masked):
+        raw = _bits(x[grid.window(start + offset, length)])
+        local = _iota(length)
+        index = lax.convert_element_type(at + offset, jnp.uint32) + local
+        terms = base.mix(raw, index)
+        if masked:
+            left = lax.convert_element_type(size - offset, jnp.uint32)
+            terms = tuple(jnp.where(local < left, t, np.uint32(0)) for t in terms)
+        return _add(sums, terms)
+
+    blocks = lax.div(size, jnp.int32(block))
+    rest = size - blocks * block
+    rows = lax.div(rest + (mosaic.ROW - 1), jnp.int32(mosaic.ROW))
+    whole = lax.fori_loop(
+        0, blocks, lambda j, s: fold(j * block, block, s, False), _zeros((block,))
+    )
+    last = lax.fori_loop(
+        0,
+        rows,
+        lambda j, s: fold(blocks * block + j * mosaic.ROW, mosaic.ROW, s, True),
+        _zeros((mosaic.ROW,)),
+    )
+    for k, (a, b) in enumerate(zip(whole, last, strict=True)):
+        out[k, i] = jnp.sum(a) + jnp.sum(b)
+
+
+def digest_slots(x: jax.Array, table: base.Table) -> jax.Array:
+    """Return uint32[slots, 2]: each program adds up one chunk of one slot."""
+    chunks = _chunks(table)
+    if not chunks.size:
+        return jnp.zeros((len(table), 2), jnp.uint32)
+    kernel = functools.partial(_slots_kernel, block=mosaic.block_size(x.size, 1024))
+    programs = chunks.shape[1]
+    out = jax.ShapeDtypeStruct((2, programs), jnp.uint32)
+    partials = mosaic.launch(kernel, NAME_SLOTS, programs, out, x, jnp.asarray(chunks))
+    return jax.ops.segment_sum(
+        partials.T,
+        jnp.asarray(chunks[0]),
+        num_segments=len(table),
+        indices_are_sorted=True,
+    )

@@ -1,0 +1,133 @@
+"""What every Mosaic GPU range kernel shares: can it run here, how it is launched."""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax import lax
+
+ROW = 128
+_AXIS = "program"
+
+
+@dataclasses.dataclass(frozen=True)
+class Mode:
+    """How kernels run while :func:`mode` is in force.
+
+    Attributes:
+        target: "device"; "interpret", by JAX's interpreter, on any platform; "lower",
+            only to be lowered for CUDA, on any platform.
+        block: elements a program handles at a time, `None` to choose.
+    """
+
+    target: str = "device"
+    block: int | None = None
+
+
+_DEVICE = Mode()
+_MODE = contextvars.ContextVar("rjax_mosaic_mode", default=_DEVICE)
+
+
+@contextlib.contextmanager
+def mode(target: str = "device", block: int | None = None) -> Iterator[None]:
+    """Set the :class:`Mode` of kernels traced inside; for tests and benchmarks.
+
+    What jit has traced before keeps the mode it was traced with.
+    """
+    token = _MODE.set(Mode(target, block))
+    try:
+        yield
+    finally:
+        _MODE.reset(token)
+
+
+def why_not() -> str | None:
+    """Return the sentence that says why no kernel can run here, or `None`."""
+    if jax.__version_info__ < (0, 11):
+        return (
+            f"Mosaic GPU kernels need jax 0.11 or newer, this is jax {jax.__version__}"
+        )
+    return None if _MODE.get().target != "device" else _no_device()
+
+
+@functools.cache
+def _no_device() -> str | None:
+    need = "Mosaic GPU kernels need an NVIDIA GPU of compute capability 8.0 or newer"
+    if jax.default_backend() != "gpu":
+        return f"{need}, the platform here is {jax.default_backend()!r}"
+    device = jax.devices()[0]
+    found = str(getattr(device, "compute_capability", None))
+    major = found.split(".")[0]
+    if not major.isdigit() or int(major) < 8:
+        return f"{need}, this is {device.device_kind} ({found})"
+    return None
+
+
+def block_size(n: int, largest: int = 2048, programs: int = 1056) -> int:
+    """Return how many elements a program handles at a time.
+
+    The largest power of two that still gives every multiprocessor something to do.
+
+    Args:
+        n: length of the range.
+        largest: upper limit, where registers or bandwidth saturate.
+        programs: how many programs are wanted before blocks grow.
+
+    Example:
+        >>> block_size(1000), block_size(1 << 28)
+        (128, 2048)
+    """
+    forced = _MODE.get().block
+    if forced is not None:
+        return forced
+    block = ROW
+    while block < largest and block * 2 * programs <= n:
+        block *= 2
+    return block
+
+
+def program_index() -> jax.Array:
+    """Return i32[], which program of the grid this is."""
+    return lax.axis_index(_AXIS)
+
+
+def launch(
+    body: Callable[..., None], name: str, programs: int, out: Any, *operands: Any
+) -> Any:
+    """Run a kernel over a one-dimensional grid.
+
+    Args:
+        body: of input and output references.
+        name: stable name of the kernel, in the program and in profiles.
+        programs: size of the grid.
+        out: `ShapeDtypeStruct`, or a list of them.
+        *operands: arrays in device memory, or references to them, moved in place.
+
+    Returns:
+        An array, or a list of them, that vary over the operands' manual mesh axes.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    interpret = None
+    if _MODE.get().target == "interpret":
+        interpret = getattr(plgpu, "InterpretGPUParams")()  # noqa: B009  # jax >= 0.11
+    found: Any = plgpu.kernel(
+        body,
+        out_type=out,
+        grid=(programs,),
+        grid_names=(_AXIS,),
+        kernel_name=name,
+        interpret=interpret,
+    )(*operands)
+    axes = varying_axes(*operands)
+    return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), found)
+
+
+def varying_axes(*arrays: Any) -> tuple[str, ...]:
+    """Return the manual mesh axes that any of the arrays varies over, sorted."""
+    axes = [jax.typeof(x).manual_axis_type.varying for x in arrays]
+    return tuple(sorted(frozenset[str]().union(*axes)))
