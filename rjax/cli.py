@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             return _run(options, argv)
-    except UsageError as error:
+    except (UsageError, rjax.data.DataError) as error:
         return _complain(name, error, 2)
     except rjax.NonFiniteGradientsError as error:
         return _complain(name, error, 1)

@@ -140,6 +140,17 @@ def test_a_broken_picture_is_named_and_what_was_done_is_kept(
         assert read_manifest()["status"] == "failed"
 
 
+def test_pictures_broken_from_the_start_are_named_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    write_pictures(Path("files"))
+    for path in sorted(Path("files/train").rglob("*.png"))[1:]:
+        path.write_bytes(b"no picture")
+    assert main([*TRAIN, "images"]) == 2
+    assert "files/train/class" in complaint(capsys)
+    assert not Path("run").exists()
+
+
 def test_an_empty_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     Path("files").mkdir()
     for name in ("mnist", "cifar10", "cifar100", "images"):
