@@ -219,6 +219,8 @@ def main():
                     "seconds": seconds, "bandwidth": bandwidth,
                     "share": bandwidth / copy, "samples": samples,
                 })  # fmt: skip
+                say = f"{name} 2^{log} {implementation}: {1e6 * seconds:.2f} us"
+                print(say, flush=True)
     print("\n".join(table(rows)))
     if args.json:
         record = {"device": device, "jax": jax.__version__, "rows": rows}

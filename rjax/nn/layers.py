@@ -220,3 +220,8 @@ def _check_images(x: jax.Array) -> None:
             f"{x.dtype} of shape {x.shape}; convert it, or add the missing axis with "
             "`x[..., None]`."
         )
+
+
+def global_mean(x: jax.Array) -> jax.Array:
+    """Average over height and width in float32, rounding once."""
+    return x.astype(jnp.float32).mean((1, 2)).astype(x.dtype)

@@ -8,11 +8,9 @@ import math
 from collections.abc import Sequence
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rjax.nn.layers import ConvBNReLU, Dense
+from rjax.nn.layers import ConvBNReLU, Dense, global_mean
 
 
 class MLP(nn.Module):
@@ -28,6 +26,7 @@ class MLP(nn.Module):
       ValueError: when called, if `dropout` is outside [0, 1).
 
     Example:
+      >>> import jax, jax.numpy as jnp
       >>> model = MLP(features=(16,), num_classes=10)
       >>> key, x = jax.random.key(0), jnp.ones((1, 8, 8, 1))
       >>> variables = jax.eval_shape(model.init, key, x)
@@ -67,6 +66,7 @@ class CNN(nn.Module):
       axis_name: mesh axes whose devices share their batch statistics.
 
     Example:
+      >>> import jax, jax.numpy as jnp
       >>> model = CNN(num_classes=10, width=4)
       >>> key, x = jax.random.key(0), jnp.ones((2, 8, 8, 1))
       >>> variables = jax.eval_shape(model.init, key, x)
@@ -87,9 +87,4 @@ class CNN(nn.Module):
         x = ConvBNReLU(self.width, axis_name=axis, name="block1")(x, train)
         x = ConvBNReLU(wide, strides=2, axis_name=axis, name="block2")(x, train)
         x = ConvBNReLU(wide, axis_name=axis, name="block3")(x, train)
-        return Dense(self.num_classes, name="head")(_global_mean(x))
-
-
-def _global_mean(x: jax.Array) -> jax.Array:
-    """Average over height and width in float32, rounding once."""
-    return x.astype(jnp.float32).mean((1, 2)).astype(x.dtype)
+        return Dense(self.num_classes, name="head")(global_mean(x))

@@ -5,11 +5,9 @@ last kernel; `rjax.ops.softmax_cross_entropy` computes the loss in float32 from 
 """
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rjax.nn.layers import BatchNorm, Conv, ConvBNReLU, Dense
+from rjax.nn.layers import BatchNorm, Conv, ConvBNReLU, Dense, global_mean
 
 # One pixel on every side, unlike "SAME", which pads an even image by none at the top
 # and left when it strides: a 3x3 window then stands on the pixel that the shortcut of
@@ -30,6 +28,7 @@ class BasicBlock(nn.Module):
       axis_name: mesh axes whose devices share their batch statistics.
 
     Example:
+      >>> import jax, jax.numpy as jnp
       >>> block = BasicBlock(8, strides=2)
       >>> key, x = jax.random.key(0), jnp.ones((2, 8, 8, 4))
       >>> variables = jax.eval_shape(block.init, key, x)
@@ -75,6 +74,7 @@ class ResNet(nn.Module):
       ValueError: when called, if `blocks` or `width` is below 1.
 
     Example:
+      >>> import jax, jax.numpy as jnp
       >>> model = ResNet(num_classes=10)
       >>> key, x = jax.random.key(0), jnp.ones((2, 32, 32, 3))
       >>> variables = jax.eval_shape(model.init, key, x)
@@ -110,9 +110,4 @@ class ResNet(nn.Module):
                 name = f"stage{stage}_block{i}"
                 block = BasicBlock(channels, strides, axis_name=axis, name=name)
                 x = block(x, train)
-        return Dense(self.num_classes, name="head")(_global_mean(x))
-
-
-def _global_mean(x: jax.Array) -> jax.Array:
-    """Average over height and width in float32, rounding once."""
-    return x.astype(jnp.float32).mean((1, 2)).astype(x.dtype)
+        return Dense(self.num_classes, name="head")(global_mean(x))
