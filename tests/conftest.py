@@ -63,6 +63,14 @@ def fixed_seeds() -> None:
     np.random.seed(0)
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a test by its bytes' argument, not their contents: those may hold a clock.
+
+    Every worker collects for itself, and all of them must find the same names.
+    """
+    return argname if isinstance(val, bytes) else None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked `gpu` where jax sees no GPU."""
     marked = [item for item in items if item.get_closest_marker("gpu")]
