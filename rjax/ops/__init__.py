@@ -11,7 +11,7 @@ from rjax.ops.dense import dense
 from rjax.ops.digest import digest, digest_slots
 from rjax.ops.ema import ema
 from rjax.ops.softmax_cross_entropy import softmax_cross_entropy
-from rjax.ops.update import unscale, update
+from rjax.ops.update import fused_update, unscale, update
 
 __all__ = [
     "batch_norm",
@@ -22,6 +22,7 @@ __all__ = [
     "digest",
     "digest_slots",
     "ema",
+    "fused_update",
     "softmax_cross_entropy",
     "unscale",
     "update",

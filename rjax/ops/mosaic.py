@@ -4,11 +4,16 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import lax
+
+from rjax.ops import tuned
 
 ROW = 128
 _AXIS = "program"
@@ -67,23 +72,28 @@ def _no_device() -> str | None:
     return None
 
 
-def block_size(n: int, largest: int = 2048, programs: int = 1056) -> int:
+def block_size(
+    op: str, n: int, largest: int = 2048, programs: int = 1056
+) -> int:  # fmt: skip
     """Return how many elements a program handles at a time.
 
-    The largest power of two that still gives every multiprocessor something to do.
+    What was measured to be best here, else the largest power of two that still gives
+    every multiprocessor something to do.
 
     Args:
+        op: what to look up in the table of measurements.
         n: length of the range.
         largest: upper limit, where registers or bandwidth saturate.
         programs: how many programs are wanted before blocks grow.
 
     Example:
-        >>> block_size(1000), block_size(1 << 28)
+        >>> block_size("new", 1000), block_size("new", 1 << 28)
         (128, 2048)
     """
-    forced = _MODE.get().block
-    if forced is not None:
-        return forced
+    mode = _MODE.get()
+    known = tuned.block(op, n) if mode.target == "device" else None
+    if mode.block is not None or known is not None:
+        return mode.block or known or ROW
     block = ROW
     while block < largest and block * 2 * programs <= n:
         block *= 2
@@ -93,6 +103,34 @@ def block_size(n: int, largest: int = 2048, programs: int = 1056) -> int:
 def program_index() -> jax.Array:
     """Return i32[], which program of the grid this is."""
     return lax.axis_index(_AXIS)
+
+
+ZERO = np.zeros((1,), np.int32)
+
+
+def rounding(zero: Any) -> Callable[[Any, Any], Any]:
+    """Return a function (a, b) -> a * b, rounded: no later sum is contracted with it.
+
+    The assembler contracts products with sums, XLA on GPU does not. It has to take
+    the bits of a product for changed by a zero that it cannot know. The interpreter
+    leaves it to XLA on CPU, which contracts the kernel as it contracts the base.
+
+    Args:
+        zero: reference to :data:`ZERO`, an operand of the kernel.
+    """
+    if _MODE.get().target == "interpret":
+        return operator.mul
+    nothing = zero[0]
+
+    def times(a: Any, b: Any) -> Any:
+        product = a * b
+        row = product if product.ndim else jnp.full((ROW,), product)
+        bits = lax.bitcast_convert_type(row, jnp.int32)
+        bits ^= jnp.broadcast_to(nothing, bits.shape)
+        row = lax.bitcast_convert_type(bits, jnp.float32)
+        return row if product.ndim else jnp.max(row)  # it bitcasts no scalars
+
+    return times
 
 
 def launch(
@@ -125,6 +163,14 @@ def launch(
     )(*operands)
     axes = varying_axes(*operands)
     return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), found)
+
+
+def varying_reference(*arrays: jax.Array | None) -> str | None:
+    """Return the sentence that says why no kernel moves these in place, or `None`."""
+    axes = varying_axes(*(x for x in arrays if x is not None))
+    if not axes:
+        return None
+    return f"it works in place, which arrays varying over {axes} do not allow"
 
 
 def varying_axes(*arrays: Any) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """Cast a range of an arena."""
 
+import functools
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from rjax.ops import mosaic
-from rjax.ops.cast import base
+from rjax.ops.cast import base, mosaic_gpu
 from rjax.ops.dispatch import resolve
 from rjax.ops.ranges import resolve_bounds
 
@@ -55,9 +56,16 @@ def cast(
         if not jnp.issubdtype(kind, jnp.floating):
             raise ValueError(f"`{name}` must be a floating type, got {kind}.")
     start, stop = resolve_bounds("x", x, bounds)
-    kernel = mosaic.why_not() or _pair_without_kernel(x.dtype, dtype) or _kernel
-    run = resolve("cast", implementation, {"xla": base.cast, "mosaic_gpu": kernel})
-    return run(x, dtype, None if bounds is None else (start, stop))
+    options: dict[str, Any] = {"dtype": dtype}
+    if bounds is not None:
+        options["bounds"] = (start, stop)
+    missing = mosaic.why_not() or _pair_without_kernel(x.dtype, dtype)
+    available: dict[str, Any] = {
+        "xla": functools.partial(base.cast, **options),
+        "mosaic_gpu": missing or functools.partial(mosaic_gpu.cast, **options),
+    }
+    size = mosaic_gpu.op_name(x.dtype, dtype), stop - start
+    return resolve("cast", implementation, available, size)(x)
 
 
 def _pair_without_kernel(source: Any, target: Any) -> str | None:
@@ -65,9 +73,3 @@ def _pair_without_kernel(source: Any, target: Any) -> str | None:
     if any(pair == {jnp.dtype(jnp.float32), jnp.dtype(half)} for half in _HALVES):
         return None
     return f"it casts between float32 and half precision, not {source} to {target}"
-
-
-def _kernel(x: jax.Array, dtype: Any, bounds: tuple[int, int] | None) -> jax.Array:
-    from rjax.ops.cast import mosaic_gpu  # Pallas loads only where it is used
-
-    return mosaic_gpu.cast(x, dtype, bounds)

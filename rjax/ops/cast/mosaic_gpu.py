@@ -13,6 +13,11 @@ from rjax.ops import grid, mosaic
 NAME = "rjax_cast"
 
 
+def op_name(source: Any, target: Any) -> str:
+    """Return the op's name in tables of measurements: only widths matter."""
+    return f"cast/{8 * source.itemsize}-{8 * target.itemsize}"
+
+
 def _kernel(x, out, *, parts, start):
     def body(at, length):
         values = x[grid.window(start + at, length)]
@@ -28,7 +33,8 @@ def cast(x: jax.Array, dtype: Any, bounds: tuple[int, int] | None = None) -> jax
     out = jax.ShapeDtypeStruct((stop - start,), dtype)
     if start == stop:
         return jax.numpy.zeros(shape, dtype)
-    parts = grid.split(out.size, mosaic.block_size(out.size), start)
+    block = mosaic.block_size(op_name(x.dtype, out.dtype), out.size)
+    parts = grid.split(out.size, block, start)
     kernel = functools.partial(_kernel, parts=parts, start=start)
     programs = parts.blocks + parts.remainders
     return mosaic.launch(kernel, NAME, programs, out, x.reshape(-1)).reshape(shape)

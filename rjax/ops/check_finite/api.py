@@ -1,13 +1,13 @@
 """Check an arena of gradients: the flag, the norm, the slots at fault."""
 
-from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
 from jaxtyping import Array, Bool, Float
 
 from rjax.ops import mosaic
-from rjax.ops.check_finite import base
+from rjax.ops.check_finite import base, mosaic_gpu
 from rjax.ops.dispatch import resolve
 from rjax.ops.ranges import resolve_bounds
 from rjax.ops.slots import SlotTable
@@ -74,17 +74,16 @@ def check_finite(
             f"`grads` must be a float32 arena of shape [n], got "
             f"{grads.dtype}{list(grads.shape)}."
         )
-    resolve_bounds("grads", grads, bounds)
-    kernel: Callable[..., Any] | str = mosaic.why_not() or _kernel
-    available = {"xla": base.check_finite, "mosaic_gpu": kernel}
-    run = resolve("check_finite", implementation, available)
-    return Check(*run(grads, scale, on_inf == "clamp", bounds))
-
-
-def _kernel(*args: Any) -> tuple[jax.Array, jax.Array]:
-    from rjax.ops.check_finite import mosaic_gpu  # Pallas loads only where it is used
-
-    return mosaic_gpu.check_finite(*args)
+    start, stop = resolve_bounds("grads", grads, bounds)
+    options: dict[str, Any] = {"clamp": on_inf == "clamp", "bounds": bounds}
+    available: dict[str, Any] = {
+        "xla": functools.partial(base.check_finite, **options),
+        "mosaic_gpu": mosaic.why_not()
+        or functools.partial(mosaic_gpu.check_finite, **options),
+    }
+    size = "check_finite", stop - start
+    run = resolve("check_finite", implementation, available, size)
+    return Check(*run(grads, scale))
 
 
 def nonfinite_slots(

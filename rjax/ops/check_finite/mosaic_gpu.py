@@ -49,7 +49,7 @@ def check_finite(
     start, stop = (0, grads.size) if bounds is None else bounds
     if start == stop:
         return base.check_finite(grads, scale, clamp, bounds)
-    block = mosaic.block_size(stop - start, _LARGEST, _PROGRAMS)
+    block = mosaic.block_size("check_finite", stop - start, _LARGEST, _PROGRAMS)
     parts = grid.split(stop - start, block, start)
     programs = min(parts.blocks, _PROGRAMS)
     total = programs + parts.remainders

@@ -1,6 +1,8 @@
 """Digest raw bits: a whole array, a range of it, or every slot."""
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Integer, UInt32
 
 from rjax.ops import mosaic
-from rjax.ops.digest import base
+from rjax.ops.digest import base, mosaic_gpu
 from rjax.ops.dispatch import resolve
 from rjax.ops.ranges import check_length, resolve_bounds
 from rjax.ops.slots import ROW
@@ -66,9 +68,14 @@ def digest(
         if isinstance(start_index, int)
         else start_index.astype(jnp.uint32)
     )
-    kernel = mosaic.why_not() or _kernel
-    run = resolve("digest", implementation, {"xla": base.digest, "mosaic_gpu": kernel})
-    return run(x.reshape(-1), first, bounds)
+    available: dict[str, Any] = {
+        "xla": functools.partial(base.digest, bounds=bounds),
+        "mosaic_gpu": mosaic.why_not()
+        or functools.partial(mosaic_gpu.digest, bounds=bounds),
+    }
+    size = mosaic_gpu.op_name("digest", x), x.size
+    run = resolve("digest", implementation, available, size)
+    return run(x.reshape(-1), first)
 
 
 def digest_slots(
@@ -110,9 +117,14 @@ def digest_slots(
     check_length("x", x)
     table = tuple((int(start), int(size)) for start, size in table)
     _check_table(x, table)
-    kernel = mosaic.why_not() or _ragged_end(x, table) or _slots_kernel
-    available = {"xla": base.digest_slots, "mosaic_gpu": kernel}
-    return resolve("digest_slots", implementation, available)(x, table)
+    missing = mosaic.why_not() or _ragged_end(x, table)
+    available: dict[str, Any] = {
+        "xla": functools.partial(base.digest_slots, table=table),
+        "mosaic_gpu": missing
+        or functools.partial(mosaic_gpu.digest_slots, table=table),
+    }
+    size = mosaic_gpu.op_name("digest_slots", x), x.size
+    return resolve("digest_slots", implementation, available, size)(x)
 
 
 def _check_dtype(x: jax.Array) -> None:
@@ -143,17 +155,3 @@ def _ragged_end(x: jax.Array, table: base.Table) -> str | None:
     if any(-(-(start + size) // ROW) * ROW > x.size for start, size in table):
         return "it reads whole rows of 128 elements, and the last row is cut off"
     return None
-
-
-def _kernel(
-    x: jax.Array, start_index: jax.Array, bounds: tuple[int, int] | None
-) -> jax.Array:
-    from rjax.ops.digest import mosaic_gpu  # Pallas loads only where it is used
-
-    return mosaic_gpu.digest(x, start_index, bounds)
-
-
-def _slots_kernel(x: jax.Array, table: base.Table) -> jax.Array:
-    from rjax.ops.digest import mosaic_gpu  # Pallas loads only where it is used
-
-    return mosaic_gpu.digest_slots(x, table)

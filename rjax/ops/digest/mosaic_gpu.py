@@ -19,6 +19,11 @@ _LARGEST, _PROGRAMS = 1024, 2112
 _CHUNK = 16384
 
 
+def op_name(op: str, x: jax.Array) -> str:
+    """Return the op's name in tables of measurements: only the width matters."""
+    return f"{op}/{8 * x.dtype.itemsize}"
+
+
 def _zeros(shape):
     return (jnp.zeros(shape, jnp.uint32),) * 2
 
@@ -58,7 +63,7 @@ def digest(
     start, stop = (0, x.size) if bounds is None else bounds
     if start == stop:
         return base.digest(x, start_index, bounds)
-    block = mosaic.block_size(stop - start, _LARGEST, _PROGRAMS)
+    block = mosaic.block_size(op_name("digest", x), stop - start, _LARGEST, _PROGRAMS)
     parts = grid.split(stop - start, block, start)
     programs = min(parts.blocks, _PROGRAMS)
     total = programs + parts.remainders
@@ -114,7 +119,8 @@ def digest_slots(x: jax.Array, table: base.Table) -> jax.Array:
     chunks = _chunks(table)
     if not chunks.size:
         return jnp.zeros((len(table), 2), jnp.uint32)
-    kernel = functools.partial(_slots_kernel, block=mosaic.block_size(x.size, 1024))
+    block = mosaic.block_size(op_name("digest_slots", x), x.size, _LARGEST)
+    kernel = functools.partial(_slots_kernel, block=block)
     programs = chunks.shape[1]
     out = jax.ShapeDtypeStruct((2, programs), jnp.uint32)
     partials = mosaic.launch(kernel, NAME_SLOTS, programs, out, x, jnp.asarray(chunks))

@@ -1,13 +1,13 @@
 """Move an average towards a value."""
 
-from collections.abc import Callable
+import functools
+from typing import Any
 
-import jax
 from jaxtyping import Array, Float
 
 from rjax.ops import mosaic
 from rjax.ops.dispatch import resolve
-from rjax.ops.ema import base
+from rjax.ops.ema import base, mosaic_gpu
 from rjax.ops.ranges import check_length
 
 
@@ -57,12 +57,10 @@ def ema(
             f"{value.dtype}{list(value.shape)}."
         )
     check_length("average", average)
-    kernel: Callable[..., jax.Array] | str = mosaic.why_not() or _kernel
-    run = resolve("ema", implementation, {"xla": base.ema, "mosaic_gpu": kernel})
-    return run(average, value, decay)
-
-
-def _kernel(average: jax.Array, value: jax.Array, decay: float) -> jax.Array:
-    from rjax.ops.ema import mosaic_gpu  # Pallas loads only where it is used
-
-    return mosaic_gpu.ema(average, value, decay)
+    available: dict[str, Any] = {
+        "xla": functools.partial(base.ema, decay=decay),
+        "mosaic_gpu": mosaic.why_not()
+        or functools.partial(mosaic_gpu.ema, decay=decay),
+    }
+    run = resolve("ema", implementation, available, ("ema", average.size))
+    return run(average, value)

@@ -7,20 +7,20 @@ XLA makes no copy. Each program reads its elements before it writes them.
 import functools
 
 import jax
-import numpy as np
 
 from rjax.ops import grid, mosaic
+from rjax.ops.ema import base
 
 NAME = "rjax_ema"
 
 
-def _kernel(average, value, out=None, *, parts, step):
+def _kernel(average, value, zero, out=None, *, parts, decay):
     out = average if out is None else out
+    times = mosaic.rounding(zero)
 
     def body(at, length):
         where = grid.window(at, length)
-        old = average[where]
-        out[where] = old + step * (value[where] - old)
+        out[where] = base.ema(average[where], value[where], decay, times)
 
     grid.elementwise(parts, body)
 
@@ -30,14 +30,15 @@ def ema(average: jax.Array, value: jax.Array, decay: float) -> jax.Array:
     if decay == 0.0 or average.size == 0:
         return value
     flat, target = average.reshape(-1), value.reshape(-1)
-    parts = grid.split(flat.size, mosaic.block_size(flat.size))
-    kernel = functools.partial(_kernel, parts=parts, step=np.float32(1.0 - decay))
+    parts = grid.split(flat.size, mosaic.block_size("ema", flat.size))
+    kernel = functools.partial(_kernel, parts=parts, decay=decay)
     programs = parts.blocks + parts.remainders
+    operands = flat, target, mosaic.ZERO
     if mosaic.varying_axes(flat, target):  # JAX takes no varying references (0.12)
         out = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
-        found = mosaic.launch(kernel, NAME, programs, out, flat, target)
+        found = mosaic.launch(kernel, NAME, programs, out, *operands)
     else:
         moved = jax.new_ref(flat)
-        mosaic.launch(kernel, NAME, programs, [], moved, target)
+        mosaic.launch(kernel, NAME, programs, [], moved, *operands[1:])
         found = jax.freeze(moved)
     return found.reshape(average.shape)

@@ -1,16 +1,19 @@
 """Unscale, clip and apply an optimizer to a whole arena."""
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from rjax.ops.dispatch import resolve
+from rjax.ops import mosaic
+from rjax.ops.dispatch import choose, resolve
+from rjax.ops.ranges import check_length
 from rjax.ops.slots import ROW, SlotTable
-from rjax.ops.update import base
+from rjax.ops.update import base, formulas, mosaic_gpu
+from rjax.ops.update.arenas import Arenas
 from rjax.ops.update.rules import Rule
-
-_HUGE = 2.0**64
 
 
 class Moments(NamedTuple):
@@ -53,7 +56,8 @@ def update(
         learning_rate: float32[].
         count: int32[], the number of this update: 1 for the first.
         table: the slots that tile the arena, with their decay and LARS marks.
-        implementation: "xla" or `None`.
+        implementation: "xla", "mosaic_gpu" or `None` to choose. The kernel moves
+            the arenas in place: donate them, or let the caller's jit drop them.
 
     Returns:
         The next :class:`Moments`.
@@ -73,15 +77,177 @@ def update(
 
     Source: `optimizer_op.cu` of the article, section 4.2.
     """
+    arenas = Arenas(master, mu=mu, nu=nu)
+    _check_arenas(rule, arenas, u, "u", table)
+    options = base.Options()
+    available: dict[str, Any] = {
+        "xla": functools.partial(base.update, rule, table=table),
+        "mosaic_gpu": _why_no_kernel(*arenas, u)
+        or functools.partial(_update_kernel, rule, table=table),
+    }
+    size = mosaic_gpu.op_name(rule, options), u.size
+    run = resolve("update", implementation, available, size)
+    return Moments(*run(master, u, mu, nu, learning_rate, count))
+
+
+def fused_update(
+    rule: Rule,
+    arenas: Arenas,
+    grads: Float[Array, " n"],
+    *,
+    scale: Float[Array, ""],
+    learning_rate: Float[Array, ""],
+    count: Int[Array, ""],
+    table: SlotTable,
+    skip: Bool[Array, ""] | None = None,
+    clip_value: float | None = None,
+    clip_norm: float | None = None,
+    norm: Float[Array, ""] | None = None,
+    ema_decay: float | None = None,
+    implementation: str | None = None,
+) -> Arenas:
+    """Move everything an optimizer step moves, or nothing, in one pass over arenas.
+
+    Equals :func:`unscale`, :func:`update`, :func:`rjax.ops.ema` and the casts of
+    masters and average one after the other, if `skip` is clear. If it is set, the
+    arenas keep their bits, whatever the gradients hold.
+
+    Args:
+        rule: the optimizer's numbers.
+        arenas: all that the step moves. The kernel moves them in place: donate them,
+            or let the caller's jit drop them.
+        grads: float32[n] gradients, multiplied by `scale`.
+        scale: float32[], loss scale of this step.
+        learning_rate: float32[].
+        count: int32[], the number of this update: 1 for the first.
+        table: the slots that tile the arena, with their decay and LARS marks.
+        skip: bool[], set if nothing may move; `None` if the step surely counts.
+        clip_value: clamp u to [-clip_value, clip_value].
+        clip_norm: multiply u by ``min(1, clip_norm / norm)``.
+        norm: float32[], norm of u before the clip; needed with `clip_norm`.
+        ema_decay: decay of `arenas.ema`; needed if there is one.
+        implementation: "xla", "mosaic_gpu" or `None` to choose. The kernel gives the
+            bits that XLA gives on GPU: it contracts no product with a sum.
+
+    Returns:
+        The next :class:`Arenas`, with `None` where there was `None`.
+
+    Raises:
+        ValueError: for arenas that do not fit the table, the rule or each other.
+        NotImplementedError: if the implementation named cannot serve.
+
+    Example:
+        >>> from rjax.ops.update.rules import SgdRule
+        >>> table = SlotTable(rows=(1,), decay=(False,), adaptive=(False,))
+        >>> old = Arenas(jnp.ones(128), compute=jnp.ones(128, jnp.float16))
+        >>> new = fused_update(SgdRule(), old, 4 * jnp.ones(128), table=table,
+        ...                    scale=jnp.float32(4), learning_rate=jnp.float32(0.25),
+        ...                    count=jnp.int32(1))
+        >>> float(new.master[0]), float(new.compute[0])
+        (0.75, 0.75)
+
+    Source: stages 9 to 11 of the article's step, sections 4.2 to 4.4.
+    """
+    _check_arenas(rule, arenas, grads, "grads", table)
+    if (clip_norm is None) != (norm is None):
+        raise ValueError("`norm` and `clip_norm` go together; pass both or neither.")
+    if (ema_decay is None) != (arenas.ema is None):
+        raise ValueError("`ema_decay` and `arenas.ema` go together.")
+    options = base.Options(clip_value, clip_norm, ema_decay)
+    scalars = base.Scalars(scale, learning_rate, count, norm)
+    available = _implementations(rule, arenas, table, options)
+    size = mosaic_gpu.op_name(rule, options), grads.size
+    run = resolve("fused_update", implementation, available, size)
+    return run(arenas, grads, skip, scalars)
+
+
+def _implementations(
+    rule: Rule, arenas: Arenas, table: SlotTable, options: base.Options
+) -> dict[str, Any]:
+    bound = {"rule": rule, "table": table, "options": options}
+    return {
+        "xla": functools.partial(base.fused_update, **bound),
+        "mosaic_gpu": _why_no_kernel(*arenas)
+        or functools.partial(mosaic_gpu.fused_update, **bound),
+    }
+
+
+def fused_implementation(
+    rule: Rule,
+    arenas: Arenas,
+    *,
+    table: SlotTable,
+    ema_decay: float | None = None,
+    implementation: str | None = None,
+) -> str:
+    """Return "xla" or "mosaic_gpu": what :func:`fused_update` will run.
+
+    For callers whose own program depends on it: the kernel predicates by itself, the
+    rest is best put under one conditional.
+
+    Args:
+        rule: as for :func:`fused_update`, like all arguments.
+        arenas: what moves.
+        table: the slots that tile the arena.
+        ema_decay: decay of the average, if there is one.
+        implementation: "xla", "mosaic_gpu" or `None` to choose.
+
+    Raises:
+        NotImplementedError: if the implementation named cannot serve.
+    """
+    options = base.Options(ema_decay=ema_decay)
+    available = _implementations(rule, arenas, table, options)
+    size = mosaic_gpu.op_name(rule, options), arenas.master.size
+    return choose("fused_update", implementation, available, size)
+
+
+def _check_arenas(
+    rule: Rule, arenas: Arenas, grads: jax.Array, name: str, table: SlotTable
+) -> None:
+    """Raise unless arenas and gradients have the table's length and types."""
+    check_length("master", arenas.master)
     n = table.num_rows * ROW
-    for name, arena in (("master", master), ("u", u), ("mu", mu), ("nu", nu)):
+    wide = {name: grads, **arenas._asdict()}
+    halves = [wide.pop("compute"), wide.pop("ema_compute")]
+    for key, arena in wide.items():
         if arena is not None and (arena.shape != (n,) or arena.dtype != jnp.float32):
             raise ValueError(
-                f"`{name}` must be float32[{n}] as the slot table says, got "
+                f"`{key}` must be float32[{n}] as the slot table says, got "
                 f"{arena.dtype}{list(arena.shape)}."
             )
-    run = resolve("update", implementation, {"xla": base.update})
-    return Moments(*run(rule, master, u, mu, nu, learning_rate, count, table))
+    for key, needed in (("mu", rule.has_mu), ("nu", rule.has_nu)):
+        if needed != (getattr(arenas, key) is not None):
+            wanted = "an arena" if needed else "None"
+            raise ValueError(f"`{key}` must be {wanted} for {type(rule).__name__}.")
+    sizes = {(str(half.dtype), half.shape) for half in halves if half is not None}
+    starts = {0, *(int(row) * ROW for row in table.row_starts)}
+    fits = all(len(s) == 1 and n - s[0] in starts for _, s in sizes)
+    if len(sizes) > 1 or not fits or (halves[1] is not None and arenas.ema is None):
+        raise ValueError(
+            "`compute` and `ema_compute` must be half-precision copies of the same "
+            f"last slots, got {sorted(sizes)} for {n} elements."
+        )
+
+
+def _why_no_kernel(*arrays: jax.Array | None) -> str | None:
+    return mosaic.why_not() or mosaic.varying_reference(*arrays)
+
+
+def _update_kernel(
+    rule: Rule,
+    master: jax.Array,
+    u: jax.Array,
+    mu: jax.Array | None,
+    nu: jax.Array | None,
+    lr: jax.Array,
+    count: jax.Array,
+    table: SlotTable,
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None]:
+    scalars = base.Scalars(jnp.ones((), jnp.float32), lr, count, None)
+    old = Arenas(master, mu=mu, nu=nu)
+    options = base.Options()
+    new = mosaic_gpu.fused_update(old, u, None, scalars, rule, table, options)
+    return new.master, new.mu, new.nu
 
 
 def unscale(
@@ -109,14 +275,8 @@ def unscale(
 
     Source: the article, sections 4.2 and 4.3.
     """
-    u = grads / scale
-    if clip_value is not None:
-        u = jnp.clip(u, -clip_value, clip_value)
+    factors = None
     if clip_norm is not None:
         assert norm is not None
-        # A ratio below 2^-126 would be flushed to zero: shrink huge gradients first.
-        huge = (norm > _HUGE) & (norm > clip_norm)
-        u = jnp.where(huge, u * (1.0 / _HUGE), u)
-        norm = jnp.where(huge, norm * (1.0 / _HUGE), norm)
-        u = u * jnp.minimum(jnp.float32(1.0), clip_norm / norm)
-    return u
+        factors = formulas.norm_clip(clip_norm, norm)
+    return formulas.true_gradient(grads, scale, clip_value, factors)

@@ -1,27 +1,53 @@
-"""Plain jnp: the native optimizers on flat float32 arenas.
+"""Plain jnp: the formulas on whole arenas, and the trust ratios of LARS.
 
-`u` is the true gradient (unscaled, clipped); `lr` a float32 scalar. Everything is
-elementwise but LARS's norms, so XLA fuses each optimizer into one pass.
+Everything is elementwise but LARS's norms, so XLA fuses each optimizer into one pass.
 """
 
 import functools
-import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from rjax.ops.bits import is_finite
+from rjax.ops.cast.base import cast
+from rjax.ops.ema.base import ema as step_average
 from rjax.ops.slots import SlotTable, mask, slot_sums, spread
-from rjax.ops.update.rules import AdamRule, LarsRule, Rule, SgdRule
+from rjax.ops.update import formulas
+from rjax.ops.update.arenas import Arenas
+from rjax.ops.update.rules import LarsRule, Rule
 
 _MAX_RATIO = 100.0
 _TINY_NORM = 1e-12
 # Rescales squares that overflowed; a power of two, so exact.
 _DOWN = 2.0**-96
 
-Arenas = tuple[jax.Array, jax.Array | None, jax.Array | None]
+Moved = tuple[jax.Array, jax.Array | None, jax.Array | None]
+
+
+class Scalars(NamedTuple):
+    """What a step brings along: f32[] each, but `number` i32[].
+
+    Attributes:
+        scale: loss scale of the gradients.
+        learning_rate: the rate.
+        number: of this update, counted from 1.
+        norm: norm of the true gradient, or `None` if nothing needs it.
+    """
+
+    scale: jax.Array
+    learning_rate: jax.Array
+    number: jax.Array
+    norm: jax.Array | None
+
+
+class Options(NamedTuple):
+    """What a configuration fixes: the bounds of a clip and the decay of the EMA."""
+
+    clip_value: float | None = None
+    clip_norm: float | None = None
+    ema_decay: float | None = None
 
 
 def update(
@@ -33,106 +59,91 @@ def update(
     lr: jax.Array,
     count: jax.Array,
     table: SlotTable,
-) -> Arenas:
+) -> Moved:
     """Return the next (master, mu, nu); `count` is the number of this update, >= 1."""
-    if isinstance(rule, SgdRule):
-        return (*_sgd(rule, master, u, mu, lr, table), None)
-    if isinstance(rule, AdamRule):
-        assert mu is not None and nu is not None
-        return _adam(rule, master, u, mu, nu, lr, count, table)
-    assert isinstance(rule, LarsRule) and mu is not None
-    return (*_lars(rule, master, u, mu, lr, table), None)
+    rates = formulas.rates(rule, lr, count)
+    marks = _marks(rule, master, u, table)
+    return formulas.step(rule, master, u, mu, nu, rates, marks)
 
 
-def _where_decaying(
-    weight_decay: float, table: SlotTable, decayed: jax.Array, plain: jax.Array
-) -> jax.Array:
-    """Select `decayed` in slots that decay and `plain` elsewhere."""
-    if weight_decay == 0.0 or not any(table.decay):
-        return plain
-    inside = mask(table.decay, table)
-    return decayed if inside is None else jnp.where(inside, decayed, plain)
-
-
-def _decoupled(
-    wd: float, w: jax.Array, lr: jax.Array, table: SlotTable
-) -> jax.Array:  # fmt: skip
-    return _where_decaying(wd, table, w * (1.0 - lr * wd), w)
-
-
-def _coupled(wd: float, w: jax.Array, u: jax.Array, table: SlotTable) -> jax.Array:
-    return _where_decaying(wd, table, u + wd * w, u)
-
-
-def _sgd(
-    rule: SgdRule,
-    w: jax.Array,
-    u: jax.Array,
-    m: jax.Array | None,
-    lr: jax.Array,
+def fused_update(
+    arenas: Arenas,
+    grads: jax.Array,
+    skip: jax.Array | None,
+    scalars: Scalars,
+    rule: Rule,
     table: SlotTable,
-) -> tuple[jax.Array, jax.Array | None]:
-    if rule.decay == "coupled":
-        u, kept = _coupled(rule.weight_decay, w, u, table), w
-    else:
-        kept = _decoupled(rule.weight_decay, w, lr, table)
-    if rule.momentum is None:
-        return kept - lr * u, None
-    assert m is not None
-    m = rule.momentum * m + u
-    step = rule.momentum * m + u if rule.nesterov else m
-    return kept - lr * step, m
-
-
-def _adam(
-    rule: AdamRule,
-    w: jax.Array,
-    u: jax.Array,
-    m: jax.Array,
-    v: jax.Array,
-    lr: jax.Array,
-    count: jax.Array,
-    table: SlotTable,
+    options: Options,
 ) -> Arenas:
-    if rule.decay == "coupled":
-        q, kept = _coupled(rule.weight_decay, w, u, table), w
-    else:
-        q, kept = u, _decoupled(rule.weight_decay, w, lr, table)
-    m = rule.b1 * m + (1.0 - rule.b1) * q
-    v = rule.b2 * v + (1.0 - rule.b2) * (q * q)
-    m_hat = m / _bias_correction(rule.b1, count)
-    v_hat = v / _bias_correction(rule.b2, count)
-    return kept - lr * (m_hat / (jnp.sqrt(v_hat) + rule.eps)), m, v
+    """Return the next arenas, or the old ones if `skip` is set."""
+    clear, kept = _branches(rule, table, options)
+    if skip is None:
+        return clear(arenas, grads, scalars)
+    return lax.cond(skip, kept, clear, arenas, grads, scalars)
 
 
-def _bias_correction(beta: float, count: jax.Array) -> jax.Array:
-    """Return ``1 - beta^count`` without the cancellation of float32 powers."""
-    if beta == 0.0:
-        return jnp.ones((), jnp.float32)
-    return -jnp.expm1(count.astype(jnp.float32) * math.log(beta))
+# Built once: an eager `cond` over fresh closures would compile at every call.
+@functools.lru_cache(maxsize=64)
+def _branches(rule: Rule, table: SlotTable, options: Options) -> tuple[Any, Any]:
+    def clear(arenas: Arenas, grads: jax.Array, scalars: Scalars) -> Arenas:
+        u = formulas.true_gradient(
+            grads, scalars.scale, options.clip_value, clip_factors(scalars, options)
+        )
+        master, mu, nu = update(
+            rule, arenas.master, u, arenas.mu, arenas.nu,
+            scalars.learning_rate, scalars.number, table,
+        )  # fmt: skip
+        average = arenas.ema
+        if average is not None:
+            assert options.ema_decay is not None
+            average = step_average(average, master, options.ema_decay)
+        compute = _copied(master, arenas.compute)
+        ema_compute = _copied(average, arenas.ema_compute)
+        return Arenas(master, compute, mu, nu, average, ema_compute)
+
+    def kept(arenas: Arenas, grads: jax.Array, scalars: Scalars) -> Arenas:
+        del grads, scalars
+        return arenas
+
+    return clear, kept
 
 
-def _lars(
-    rule: LarsRule,
-    w: jax.Array,
-    u: jax.Array,
-    m: jax.Array,
-    lr: jax.Array,
-    table: SlotTable,
-) -> tuple[jax.Array, jax.Array]:
-    """LARS where the slot is adaptive; momentum or Nesterov elsewhere."""
-    q = _coupled(rule.weight_decay, w, u, table)
-    beta, ratio = rule.momentum, spread(_trust_ratios(rule, w, u, table), table)
-    adaptive = mask(table.adaptive, table) if any(table.adaptive) else False
-    adaptive = True if adaptive is None else adaptive
-    # Adaptive momenta carry the rate, the others apply it at the end.
-    pull = jnp.where(adaptive, lr * ratio * q, q)
-    m = beta * m + pull
-    step = pull + beta * m if rule.nesterov else m
-    return w - jnp.where(adaptive, step, lr * step), m
+def clip_factors(
+    scalars: Scalars, options: Options
+) -> tuple[jax.Array, jax.Array] | None:
+    """Return the factors of the norm clip, if there is one."""
+    if options.clip_norm is None:
+        return None
+    assert scalars.norm is not None
+    return formulas.norm_clip(options.clip_norm, scalars.norm)
 
 
-def _trust_ratios(
+def _copied(arena: jax.Array | None, half: jax.Array | None) -> jax.Array | None:
+    """Cast the last elements of an arena to the copy that is kept of them."""
+    if arena is None or half is None:
+        return None
+    return cast(arena[arena.size - half.size :], half.dtype)
+
+
+def _marks(
+    rule: Rule, w: jax.Array, u: jax.Array, table: SlotTable
+) -> formulas.Marks:  # fmt: skip
+    decays = _elements(table.decay, table) if rule.weight_decay else False
+    if not isinstance(rule, LarsRule):
+        return formulas.Marks(decays)
+    ratio = spread(trust_ratios(rule, w, u, table), table)
+    return formulas.Marks(decays, _elements(table.adaptive, table), ratio)
+
+
+def _elements(marks: tuple[bool, ...], table: SlotTable) -> formulas.Mark:
+    """Return marks of slots as marks of elements."""
+    if not any(marks):
+        return False
+    inside = mask(marks, table)
+    return True if inside is None else inside
+
+
+def trust_ratios(
     rule: LarsRule, w: jax.Array, u: jax.Array, table: SlotTable
 ) -> jax.Array:
     """Return f32[slots], region series N: the trust ratio of each tensor."""
