@@ -32,6 +32,7 @@ from rjax import ops
 from rjax.inflight import InFlight
 from rjax.ops.bits import is_finite
 from rjax.ops.check_finite import nonfinite_slots
+from rjax.ops.update import Arenas, fused_implementation
 from rjax.optim import OptaxOptimizer
 from rjax.plan import Plan
 from rjax.regions import Role
@@ -290,23 +291,31 @@ def _optax_update(flow: InFlight) -> dict[str, Any]:
 @_stage
 def _update_ema(flow: InFlight) -> InFlight:
     """Average the masters, and average or copy the running statistics."""
-    config, state = flow.plan.config.ema, flow.state
-    if config is None or state.ema is None:
+    decay, state = _ema_decay(flow.plan), flow.state
+    if decay is None or state.ema is None:
         return flow
-    average = functools.partial(
-        ops.ema, decay=config.decay, implementation=flow.implementation
+    average = ops.ema(
+        state.ema, state.master, decay, implementation=flow.implementation
     )
+    return _averaged_stats(_evolve(flow, ema=average))
+
+
+def _averaged_stats(flow: InFlight) -> InFlight:
+    """Average or copy the running statistics: small arrays, which XLA fuses."""
+    config = flow.plan.config.ema
+    if config is None:
+        return flow
 
     def next_stat(old: jax.Array, new: jax.Array) -> jax.Array:
         floating = jnp.issubdtype(new.dtype, jnp.floating)
         if config.batch_stats == "copy" or not floating:
             return new
-        wide = average(old.astype(jnp.float32), new.astype(jnp.float32))
-        return wide.astype(old.dtype)
+        wide = old.astype(jnp.float32), new.astype(jnp.float32)
+        return ops.ema(*wide, config.decay, implementation="xla").astype(old.dtype)
 
+    state = flow.state
     return _evolve(
         flow,
-        ema=average(state.ema, state.master),
         ema_batch_stats=jax.tree.map(
             next_stat, state.ema_batch_stats, state.batch_stats
         ),
@@ -332,9 +341,89 @@ update = gated(_update)
 update_ema = gated(_update_ema)
 cast_to_compute = gated(_cast_to_compute)
 cast_ema_to_compute = gated(_cast_ema_to_compute)
-apply = gated(
+_apply_gated = gated(
     _commit_stats, _update, _update_ema, _cast_to_compute, _cast_ema_to_compute
 )
+
+
+def apply(flow: InFlight) -> InFlight:
+    """Run all stages that hang on the flag: moves everything, or nothing.
+
+    One `lax.cond`; or, where the fused kernel serves, one launch that looks at the flag
+    itself, and a select for the little that lies outside the arenas.
+    """
+    return _apply_fused(flow) if _is_fused(flow) else _apply_gated(flow)
+
+
+def _arenas(state: RegionState) -> Arenas:
+    return Arenas(**{name: getattr(state, name) for name in Arenas._fields})
+
+
+def _ema_decay(plan: Plan) -> float | None:
+    return plan.config.ema.decay if plan.config.ema else None
+
+
+def _is_fused(flow: InFlight) -> bool:
+    """Whether one kernel moves all arenas of this step."""
+    optimizer = flow.plan.config.optimizer
+    if isinstance(optimizer, OptaxOptimizer) or flow.plan.n == 0:
+        return False
+    name = fused_implementation(
+        optimizer,
+        _arenas(flow.state),
+        table=flow.plan.slot_table,
+        ema_decay=_ema_decay(flow.plan),
+        implementation=flow.implementation,
+    )
+    return name != "xla"
+
+
+@jax.named_scope("update/update_ema/cast_to_compute/cast_ema_to_compute")
+def _moved_arenas(flow: InFlight) -> Arenas:
+    """Return the arenas after stages 9 to 11, or as they were if the flag is set."""
+    plan, state, config = flow.plan, flow.state, flow.plan.config
+    assert flow.grads is not None
+    assert not isinstance(config.optimizer, OptaxOptimizer)
+    clip_norm = config.clip.norm if config.clip else None
+    return ops.fused_update(
+        config.optimizer,
+        _arenas(state),
+        flow.grads,
+        scale=flow.scale,
+        learning_rate=flow.learning_rate,
+        count=state.applied_steps + 1,
+        table=plan.slot_table,
+        skip=flow.flag,
+        clip_value=config.clip.value if config.clip else None,
+        clip_norm=clip_norm,
+        norm=None if clip_norm is None else flow.grad_norm,
+        ema_decay=_ema_decay(plan),
+        implementation=flow.implementation,
+    )
+
+
+def _apply_fused(flow: InFlight) -> InFlight:
+    assert flow.grads is not None and flow.flag is not None
+    moved = _moved_arenas(flow)
+    bad_slots = nonfinite_slots(
+        flow.grads,
+        flow.plan.slot_table,
+        on_inf=_on_inf(flow.plan),
+        wanted=flow.flag,
+        implementation=flow.implementation,
+    )
+    old, flag = flow.state, flow.flag
+    counted = _evolve(_commit_stats(flow), applied_steps=old.applied_steps + 1)
+    new = _averaged_stats(counted).state
+    rest = [name for name in GATED if name not in Arenas._fields]
+    chosen = {
+        name: jax.tree.map(
+            functools.partial(jnp.where, flag), getattr(old, name), getattr(new, name)
+        )
+        for name in rest
+    }
+    state = dataclasses.replace(old, **moved._asdict(), **chosen)
+    return dataclasses.replace(flow, state=state, bad_slots=bad_slots)
 
 
 def finish(flow: InFlight) -> tuple[RegionState, Report]:

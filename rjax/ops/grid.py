@@ -9,10 +9,11 @@ needed; arenas are whole rows, so only other arrays have single elements.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 
 from rjax.ops.mosaic import ROW, program_index
@@ -67,6 +68,24 @@ def split(n: int, block: int, *starts: int) -> Parts:
     """
     aligned = all(start % ROW == 0 for start in starts)
     return Parts(n, block, block if aligned else ROW)
+
+
+def cut(ranges: Iterable[tuple[int, ...]], length: int) -> np.ndarray:
+    """Cut ranges into chunks, one a program, each within one range.
+
+    Args:
+        ranges: (start, stop, *what the kernel wants to know of the range).
+        length: of a chunk, but the last one of a range.
+
+    Returns:
+        i32[2 + k, chunks]: start, number of elements, what is known of the range.
+    """
+    found = [
+        (at, min(length, stop - at), *known)
+        for start, stop, *known in ranges
+        for at in range(start, stop, length)
+    ]
+    return np.array(found, np.int32).T
 
 
 Body = Callable[[Any, int], None]

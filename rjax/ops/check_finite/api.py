@@ -3,7 +3,6 @@
 import functools
 from typing import Any, NamedTuple
 
-import jax
 from jaxtyping import Array, Bool, Float
 
 from rjax.ops import mosaic
@@ -87,13 +86,37 @@ def check_finite(
 
 
 def nonfinite_slots(
-    grads: Float[Array, " n"], table: SlotTable, *, on_inf: str = "skip"
-) -> jax.Array:
+    grads: Float[Array, " n"],
+    table: SlotTable,
+    *,
+    on_inf: str = "skip",
+    wanted: Bool[Array, ""] | None = None,
+    implementation: str | None = None,
+) -> Bool[Array, " slots"]:
     """Return bool[slots]: the slots that set the flag of :func:`check_finite`.
 
     Args:
         grads: float32[n], the whole arena.
         table: the slots that tile it.
         on_inf: as for :func:`check_finite`.
+        wanted: bool[], or `None` for yes. If it is clear, the kernel reads nothing
+            and marks none; "xla" marks none as well.
+        implementation: "xla", "mosaic_gpu" or `None` to choose.
+
+    Raises:
+        NotImplementedError: if the implementation named cannot serve.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> table = SlotTable(rows=(1, 1), decay=(False,) * 2, adaptive=(False,) * 2)
+        >>> nonfinite_slots(jnp.ones(256).at[130].set(jnp.nan), table).tolist()
+        [False, True]
     """
-    return base.nonfinite_slots(grads, table, on_inf == "clamp")
+    options: dict[str, Any] = {"table": table, "clamp": on_inf == "clamp"}
+    available: dict[str, Any] = {
+        "xla": functools.partial(base.nonfinite_slots, **options),
+        "mosaic_gpu": mosaic.why_not()
+        or functools.partial(mosaic_gpu.nonfinite_slots, **options),
+    }
+    size = "check_finite", grads.size
+    return resolve("nonfinite_slots", implementation, available, size)(grads, wanted)

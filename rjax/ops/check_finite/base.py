@@ -114,8 +114,10 @@ def _nan_or_inf(
     return ~is_finite(down), norm
 
 
-def nonfinite_slots(grads: jax.Array, table: SlotTable, clamp: bool) -> jax.Array:
-    """Return bool[slots]: which slots hold an element that sets the flag."""
+def nonfinite_slots(
+    grads: jax.Array, wanted: jax.Array | None, table: SlotTable, clamp: bool
+) -> jax.Array:
+    """Return bool[slots]: which slots hold an element that sets the flag, if wanted."""
     sums = _row_sums_of_squares(grads * _opaque(DOWN))
     bad = is_nan(sums) if clamp else ~is_finite(sums)
     marks = jax.ops.segment_max(
@@ -124,4 +126,4 @@ def nonfinite_slots(grads: jax.Array, table: SlotTable, clamp: bool) -> jax.Arra
         num_segments=len(table.rows),
         indices_are_sorted=True,
     )
-    return marks > 0
+    return marks > 0 if wanted is None else wanted & (marks > 0)

@@ -1,4 +1,4 @@
-"""Pallas kernel: three sums of squares in one pass, one partial each a program.
+"""Pallas kernels: three sums of squares in one pass, one partial each a program.
 
 The sums the second look of the base needs ride along, since the kernel waits for
 memory anyway; so there is no conditional. Programs stride over the blocks and keep
@@ -12,9 +12,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from rjax.ops import grid, mosaic
+from rjax.ops.bits import magnitude
 from rjax.ops.check_finite import base
+from rjax.ops.slots import ROW, SlotTable
 
-NAME = "rjax_check_finite"
+NAME, NAME_SLOTS = "rjax_check_finite", "rjax_nonfinite_slots"
+# Elements of one program of the per-slot kernel.
+_CHUNK = 16384
 # Sixteen warpgroups on each of 132 multiprocessors: one wave, all resident.
 _LARGEST, _PROGRAMS = 1024, 2112
 
@@ -57,3 +61,62 @@ def check_finite(
     out = jax.ShapeDtypeStruct((3, total), jnp.float32)
     sums = jnp.sum(mosaic.launch(kernel, NAME, total, out, grads), axis=1)
     return base.verdict(sums[0], sums[1], sums[2], scale, clamp)
+
+
+def _slots_kernel(grads, wanted, chunks, out, *, block):
+    from jax.experimental import pallas as pl
+
+    i = mosaic.program_index()
+    start, size = chunks[0, i], chunks[1, i]
+    out[i] = jnp.int32(0)
+
+    def work():
+        def largest(at, length, count, carry):
+            def fold(j, most):
+                bits, _ = magnitude(grads[pl.ds(at + j * length, length)])
+                return jnp.maximum(most, bits)
+
+            zeros = jnp.zeros((length,), jnp.int32)
+            return jnp.maximum(carry, jnp.max(lax.fori_loop(0, count, fold, zeros)))
+
+        blocks = lax.div(size, jnp.int32(block))
+        rows = lax.div(size - blocks * block, jnp.int32(ROW))
+        most = largest(start, block, blocks, jnp.int32(0))
+        out[i] = largest(start + blocks * block, ROW, rows, most)
+
+    pl.when(wanted[0] != 0)(work)
+
+
+def nonfinite_slots(
+    grads: jax.Array, wanted: jax.Array | None, table: SlotTable, clamp: bool
+) -> jax.Array:
+    """Return bool[slots]: which slots hold an element that sets the flag.
+
+    Each program finds the largest magnitude of a chunk, by its bits, or returns at
+    once if nobody wants to know.
+    """
+    starts = [int(row) * ROW for row in table.row_starts]
+    slots = zip(starts, starts[1:], range(len(table.rows)), strict=False)
+    chunks = grid.cut(slots, _CHUNK)
+    if not chunks.size:
+        return jnp.zeros((len(table.rows),), jnp.bool_)
+    block = mosaic.block_size("check_finite", grads.size, _LARGEST, _PROGRAMS)
+    flag = jnp.ones((), jnp.bool_) if wanted is None else wanted
+    out = jax.ShapeDtypeStruct((chunks.shape[1],), jnp.int32)
+    largest = mosaic.launch(
+        functools.partial(_slots_kernel, block=block),
+        NAME_SLOTS,
+        chunks.shape[1],
+        out,
+        grads,
+        flag.astype(jnp.int32).reshape(1),
+        jnp.asarray(chunks),
+    )
+    most = jax.ops.segment_max(
+        largest,
+        jnp.asarray(chunks[2]),
+        num_segments=len(table.rows),
+        indices_are_sorted=True,
+    )
+    _, infinity = magnitude(jnp.zeros((), jnp.float32))
+    return most > infinity if clamp else most >= infinity

@@ -74,19 +74,10 @@ def digest(
     return jnp.sum(partials, axis=1, dtype=jnp.uint32)
 
 
-def _chunks(table: base.Table) -> np.ndarray:
-    """Return i32[4, chunks]: slot, start in x, index in the slot, elements."""
-    found = [
-        (slot, start + at, at, min(_CHUNK, size - at))
-        for slot, (start, size) in enumerate(table)
-        for at in range(0, size, _CHUNK)
-    ]
-    return np.array(found, np.int32).reshape(-1, 4).T
-
-
 def _slots_kernel(x, chunks, out, *, block):
     i = mosaic.program_index()
-    start, at, size = chunks[1, i], chunks[2, i], chunks[3, i]
+    start, size, first = chunks[0, i], chunks[1, i], chunks[2, i]
+    at = start - first
 
     def fold(offset, length, sums, masked):
         raw = _bits(x[grid.window(start + offset, length)])
@@ -116,9 +107,10 @@ def _slots_kernel(x, chunks, out, *, block):
 
 def digest_slots(x: jax.Array, table: base.Table) -> jax.Array:
     """Return uint32[slots, 2]: each program adds up one chunk of one slot."""
-    chunks = _chunks(table)
-    if not chunks.size:
+    slots = [(at, at + size, at, k) for k, (at, size) in enumerate(table) if size]
+    if not slots:
         return jnp.zeros((len(table), 2), jnp.uint32)
+    chunks = grid.cut(slots, _CHUNK)
     block = mosaic.block_size(op_name("digest_slots", x), x.size, _LARGEST)
     kernel = functools.partial(_slots_kernel, block=block)
     programs = chunks.shape[1]
@@ -126,7 +118,7 @@ def digest_slots(x: jax.Array, table: base.Table) -> jax.Array:
     partials = mosaic.launch(kernel, NAME_SLOTS, programs, out, x, jnp.asarray(chunks))
     return jax.ops.segment_sum(
         partials.T,
-        jnp.asarray(chunks[0]),
+        jnp.asarray(chunks[3]),
         num_segments=len(table),
         indices_are_sorted=True,
     )

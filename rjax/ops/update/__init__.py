@@ -1,6 +1,12 @@
 """The optimizer step over a whole arena."""
 
-from rjax.ops.update.api import Moments, fused_update, unscale, update
+from rjax.ops.update.api import (
+    Moments,
+    fused_implementation,
+    fused_update,
+    unscale,
+    update,
+)
 from rjax.ops.update.arenas import Arenas
 from rjax.ops.update.rules import AdamRule, LarsRule, Rule, SgdRule
 
@@ -11,6 +17,7 @@ __all__ = [
     "Moments",
     "Rule",
     "SgdRule",
+    "fused_implementation",
     "fused_update",
     "unscale",
     "update",

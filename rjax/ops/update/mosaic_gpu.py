@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from rjax.ops import mosaic
+from rjax.ops import grid, mosaic
 from rjax.ops.ema.base import ema as step_average
 from rjax.ops.slots import ROW, SlotTable
 from rjax.ops.update import base, formulas
@@ -27,8 +26,6 @@ _LARGEST, _PROGRAMS = 1024, 2112
 # Blocks of one program: it reads the table once for all of them.
 _BLOCKS = 4
 _HALF, _DECAYS, _ADAPTIVE = 1, 2, 4
-
-Chunks = np.ndarray
 
 
 def op_name(rule: Rule, options: base.Options) -> str:
@@ -58,16 +55,6 @@ def segments(
         if start < stop:
             found.append((start, stop, kind, slot))
     return found
-
-
-def cut(pieces: list[tuple[int, int, int, int]], length: int) -> Chunks:
-    """Return i32[4, chunks]: start, elements, kind, slot of each program's chunk."""
-    found = [
-        (at, min(length, stop - at), kind, slot)
-        for start, stop, kind, slot in pieces
-        for at in range(start, stop, length)
-    ]
-    return np.array(found, np.int32).reshape(-1, 4).T
 
 
 def _mark(kinds: set[int], bit: int, kind: Any) -> Any:
@@ -165,7 +152,7 @@ def fused_update(
     half_start = n if half is None else n - half.size
     block = mosaic.block_size(op_name(rule, options), n, _LARGEST, _PROGRAMS)
     blocks = max(1, min(_BLOCKS, n // (block * _PROGRAMS)))
-    chunks = cut(segments(rule, table, half_start), block * blocks)
+    chunks = grid.cut(segments(rule, table, half_start), block * blocks)
     kernel = functools.partial(
         _kernel,
         names=tuple(name for name, a in arenas._asdict().items() if a is not None),
