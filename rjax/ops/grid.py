@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -60,14 +61,21 @@ class Parts:
         return len(self.pieces) + self.singles
 
 
-def split(n: int, block: int, *starts: int) -> Parts:
+def split(n: int, block: int, *starts: int, width: int | None = None) -> Parts:
     """Divide n elements; `starts` are where the range begins in each array.
 
     Vector accesses need aligned addresses. A row has one element a thread, which is
     always aligned.
+
+    Args:
+        n: length of the range.
+        block: elements of a whole block.
+        *starts: where the range begins in each array.
+        width: elements of one access at most; a narrow one keeps a fold in few
+            registers.
     """
     aligned = all(start % ROW == 0 for start in starts)
-    return Parts(n, block, block if aligned else ROW)
+    return Parts(n, block, min(block, width or block) if aligned else ROW)
 
 
 def cut(ranges: Iterable[tuple[int, ...]], length: int) -> np.ndarray:
@@ -178,3 +186,41 @@ def reduction(
     if programs:
         pl.when(i < programs)(strided)
     _remainder(parts, i - programs, rest)
+
+
+def chunk(
+    size: jax.Array,
+    block: int,
+    width: int,
+    start: Callable[[tuple[int, ...]], Any],
+    step: Callable[[Any, int, Any], Any],
+) -> tuple[Any, Any]:
+    """Fold a chunk from :func:`cut` in a fixed order: whole blocks, then rows.
+
+    Args:
+        size: i32[], elements of the chunk; of the last row all 128 are visited.
+        block: elements that one iteration visits.
+        width: elements of one access.
+        start: from the shape of an access to what a fold starts with.
+        step: from offset in the chunk, length and what was folded to what is folded
+            now; `length` is 128 in rows.
+
+    Returns:
+        What accesses of blocks have folded, and what rows have.
+    """
+    width = min(width, block)
+    blocks = lax.div(size, jnp.int32(block))
+    rows = lax.div(size - blocks * block + (ROW - 1), jnp.int32(ROW))
+
+    def whole(j: Any, carry: Any) -> Any:
+        for at, length in _accesses(j * block, block, width):
+            carry = step(at, length, carry)
+        return carry
+
+    def row(j: Any, carry: Any) -> Any:
+        return step(blocks * block + j * ROW, ROW, carry)
+
+    return (
+        lax.fori_loop(0, blocks, whole, start((width,))),
+        lax.fori_loop(0, rows, row, start((ROW,))),
+    )

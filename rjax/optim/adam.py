@@ -14,7 +14,7 @@ def adam(
     Args:
         b1: decay of the first moment, in [0, 1).
         b2: decay of the second moment, in [0, 1).
-        eps: at least 1e-37, so that a zero gradient gives a zero update.
+        eps: at least 1e-30, so that a zero gradient gives a zero update.
         weight_decay: wd >= 0.
 
     Raises:
@@ -37,7 +37,7 @@ def adamw(
     Args:
         b1: decay of the first moment, in [0, 1).
         b2: decay of the second moment, in [0, 1).
-        eps: at least 1e-37, so that a zero gradient gives a zero update.
+        eps: at least 1e-30, so that a zero gradient gives a zero update.
         weight_decay: wd >= 0.
 
     Raises:

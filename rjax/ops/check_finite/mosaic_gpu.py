@@ -20,7 +20,9 @@ NAME, NAME_SLOTS = "rjax_check_finite", "rjax_nonfinite_slots"
 # Elements of one program of the per-slot kernel.
 _CHUNK = 16384
 # Sixteen warpgroups on each of 132 multiprocessors: one wave, all resident.
-_LARGEST, _PROGRAMS = 1024, 2112
+_LARGEST, _PROGRAMS = 2048, 2112
+# Sums are this wide, two elements a thread; a block is several loads in flight.
+_WIDTH = 256
 
 
 def _kernel(grads, out, *, parts, start, programs):
@@ -54,7 +56,7 @@ def check_finite(
     if start == stop:
         return base.check_finite(grads, scale, clamp, bounds)
     block = mosaic.block_size("check_finite", stop - start, _LARGEST, _PROGRAMS)
-    parts = grid.split(stop - start, block, start)
+    parts = grid.split(stop - start, block, start, width=_WIDTH)
     programs = min(parts.blocks, _PROGRAMS)
     total = programs + parts.remainders
     kernel = functools.partial(_kernel, parts=parts, start=start, programs=programs)
@@ -68,23 +70,22 @@ def _slots_kernel(grads, wanted, chunks, out, *, block):
 
     i = mosaic.program_index()
     start, size = chunks[0, i], chunks[1, i]
-    out[i] = jnp.int32(0)
 
-    def work():
-        def largest(at, length, count, carry):
-            def fold(j, most):
-                bits, _ = magnitude(grads[pl.ds(at + j * length, length)])
-                return jnp.maximum(most, bits)
+    def nothing():
+        out[i] = jnp.int32(0)
 
-            zeros = jnp.zeros((length,), jnp.int32)
-            return jnp.maximum(carry, jnp.max(lax.fori_loop(0, count, fold, zeros)))
+    def look():
+        def fold(at, length, most):
+            bits, _ = magnitude(grads[pl.ds(start + at, length)])
+            return jnp.maximum(most, bits)
 
-        blocks = lax.div(size, jnp.int32(block))
-        rows = lax.div(size - blocks * block, jnp.int32(ROW))
-        most = largest(start, block, blocks, jnp.int32(0))
-        out[i] = largest(start + blocks * block, ROW, rows, most)
+        zeros = lambda shape: jnp.zeros(shape, jnp.int32)  # noqa: E731
+        whole, rows = grid.chunk(size, block, _WIDTH, zeros, fold)
+        out[i] = jnp.maximum(jnp.max(whole), jnp.max(rows))
 
-    pl.when(wanted[0] != 0)(work)
+    # Either writes once: all threads of a program write the same element.
+    pl.when(wanted[0] != 0)(look)
+    pl.when(wanted[0] == 0)(nothing)
 
 
 def nonfinite_slots(

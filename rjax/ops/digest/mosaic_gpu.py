@@ -12,9 +12,12 @@ from jax import lax
 
 from rjax.ops import grid, mosaic
 from rjax.ops.digest import base
+from rjax.ops.slots import ROW
 
 NAME, NAME_SLOTS = "rjax_digest", "rjax_digest_slots"
-_LARGEST, _PROGRAMS = 1024, 2112
+_LARGEST, _PROGRAMS = 2048, 2112
+# Sums are this wide, two elements a thread; a block is several loads in flight.
+_WIDTH = 256
 # Elements of one program of the per-slot kernel: a slot is cut into such chunks.
 _CHUNK = 16384
 
@@ -64,7 +67,7 @@ def digest(
     if start == stop:
         return base.digest(x, start_index, bounds)
     block = mosaic.block_size(op_name("digest", x), stop - start, _LARGEST, _PROGRAMS)
-    parts = grid.split(stop - start, block, start)
+    parts = grid.split(stop - start, block, start, width=_WIDTH)
     programs = min(parts.blocks, _PROGRAMS)
     total = programs + parts.remainders
     kernel = functools.partial(_kernel, parts=parts, start=start, programs=programs)
@@ -79,29 +82,18 @@ def _slots_kernel(x, chunks, out, *, block):
     start, size, first = chunks[0, i], chunks[1, i], chunks[2, i]
     at = start - first
 
-    def fold(offset, length, sums, masked):
+    def add(offset, length, sums):
         raw = _bits(x[grid.window(start + offset, length)])
         local = _iota(length)
         index = lax.convert_element_type(at + offset, jnp.uint32) + local
         terms = base.mix(raw, index)
-        if masked:
+        if length == ROW:  # the last row of a slot may end in padding
             left = lax.convert_element_type(size - offset, jnp.uint32)
             terms = tuple(jnp.where(local < left, t, np.uint32(0)) for t in terms)
         return _add(sums, terms)
 
-    blocks = lax.div(size, jnp.int32(block))
-    rest = size - blocks * block
-    rows = lax.div(rest + (mosaic.ROW - 1), jnp.int32(mosaic.ROW))
-    whole = lax.fori_loop(
-        0, blocks, lambda j, s: fold(j * block, block, s, False), _zeros((block,))
-    )
-    last = lax.fori_loop(
-        0,
-        rows,
-        lambda j, s: fold(blocks * block + j * mosaic.ROW, mosaic.ROW, s, True),
-        _zeros((mosaic.ROW,)),
-    )
-    for k, (a, b) in enumerate(zip(whole, last, strict=True)):
+    whole, rows = grid.chunk(size, block, _WIDTH, _zeros, add)
+    for k, (a, b) in enumerate(zip(whole, rows, strict=True)):
         out[k, i] = jnp.sum(a) + jnp.sum(b)
 
 

@@ -28,7 +28,8 @@ def ema(
 
     Args:
         average: float32 array, the average so far; at most 2^31 - 1 elements. The
-            kernel moves it in place: donate it, or let the caller's jit drop it.
+            kernel moves it in place, if n is a multiple of 128: donate it, or let the
+            caller's jit drop it.
         value: float32 array of the same shape.
         decay: d in [0, 1]; 1 keeps the average as it is.
         implementation: "xla", "mosaic_gpu" or `None` to choose. The kernel is not

@@ -1,7 +1,9 @@
 """Pallas kernel: the average moves in place, one read of each array and one write.
 
 The average is an aliased operand: where the caller donates it, or needs it no more,
-XLA makes no copy. Each program reads its elements before it writes them.
+XLA makes no copy. Each thread reads its elements before it writes them. That needs
+whole rows: a single element is read and written by every thread of a program, and a
+late one would average what an early one has written. Other arrays get a new average.
 """
 
 import functools
@@ -34,7 +36,8 @@ def ema(average: jax.Array, value: jax.Array, decay: float) -> jax.Array:
     kernel = functools.partial(_kernel, parts=parts, decay=decay)
     programs = parts.blocks + parts.remainders
     operands = flat, target, mosaic.ZERO
-    if mosaic.varying_axes(flat, target):  # JAX takes no varying references (0.12)
+    # JAX takes no references that vary over mesh axes (0.12).
+    if parts.singles or mosaic.varying_axes(flat, target):
         out = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
         found = mosaic.launch(kernel, NAME, programs, out, *operands)
     else:

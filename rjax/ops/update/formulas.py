@@ -173,8 +173,9 @@ def _adam(
         q, kept = u, _decoupled(rule, w, rates, marks, times)
     m = times(rule.b1, m) + times(1.0 - rule.b1, q)
     v = times(rule.b2, v) + times(1.0 - rule.b2, times(q, q))
-    m_hat, v_hat = m / rates.mu_correction, v / rates.nu_correction
-    return kept - times(rates.lr, m_hat / (jnp.sqrt(v_hat) + rule.eps)), m, v
+    root = jnp.sqrt(v / rates.nu_correction) + rule.eps
+    # One division, as XLA would make of m / mu_correction / root.
+    return kept - times(rates.lr, m / times(rates.mu_correction, root)), m, v
 
 
 def _lars(

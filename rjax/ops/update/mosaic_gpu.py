@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from rjax.ops import grid, mosaic
 from rjax.ops.ema.base import ema as step_average
@@ -80,7 +79,8 @@ def _kernel(*refs, names, rule, options, kinds, half_start, block):
             _mark(kinds, bit, kind) for bit in (_DECAYS, _ADAPTIVE, _HALF)
         )
 
-        def access(at, length):
+        def access(offset, length, _):
+            at = start + offset
             where = pl.ds(at, length)
             g, w = grads[where], arenas.master[where]
             m = None if arenas.mu is None else arenas.mu[where]
@@ -109,13 +109,7 @@ def _kernel(*refs, names, rule, options, kinds, half_start, block):
             if arenas.compute is not None or arenas.ema_compute is not None:
                 _when(is_half, copies)
 
-        blocks = lax.div(size, jnp.int32(block))
-        rows = lax.div(size - blocks * block, jnp.int32(ROW))
-        lax.fori_loop(
-            0, blocks, lambda j, _: access(start + j * block, block), None
-        )  # fmt: skip
-        after = start + blocks * block
-        lax.fori_loop(0, rows, lambda j, _: access(after + j * ROW, ROW), None)
+        grid.chunk(size, block, block, lambda shape: None, access)
 
     pl.when(skip[0] == 0)(work)
 

@@ -67,8 +67,9 @@ class AdamRule:
     def __post_init__(self) -> None:
         _check("b1", self.b1, 0.0, 1.0, at_low=True)
         _check("b2", self.b2, 0.0, 1.0, at_low=True)
-        # Smaller positive numbers round to zero in float32: 0/0 for a zero gradient.
-        _check("eps", self.eps, 1e-37, math.inf, at_low=True)
+        # It is multiplied by a bias correction of at least 6e-8; a product that a
+        # processor flushes to zero would be 0/0 for a zero gradient.
+        _check("eps", self.eps, 1e-30, math.inf, at_low=True)
         _check("weight_decay", self.weight_decay, 0.0, math.inf, at_low=True)
 
 
