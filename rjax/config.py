@@ -219,6 +219,21 @@ class Config:
         rate = self.learning_rate
         return rate if callable(rate) else None
 
+    @property
+    def on_inf(self) -> str:
+        """What an infinite gradient does: "skip" or "clamp"."""
+        return self.clip.on_inf if self.clip else "skip"
+
+    @property
+    def clip_bounds(self) -> tuple[float | None, float | None]:
+        """The bounds of the clip by value and by norm, `None` for none."""
+        return (self.clip.value, self.clip.norm) if self.clip else (None, None)
+
+    @property
+    def ema_decay(self) -> float | None:
+        """The decay of the average, `None` if none is kept."""
+        return self.ema.decay if self.ema else None
+
 
 def _policy(precision: str | Policy) -> Policy:
     return precision if isinstance(precision, Policy) else Policy(precision)

@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from rjax.plan import Plan
 from rjax.state import RegionState
@@ -74,3 +76,24 @@ class InFlight:
             for ct in self.cotangents
         ]
         return self.plan.concatenate(values, dtype)[self.plan.bias_like :]
+
+
+Stage = Callable[..., InFlight]
+
+
+def stage(body: Stage) -> Stage:
+    """Give a stage its name in the lowered program, even if it has nothing to do."""
+
+    @functools.wraps(body)
+    def run(flow: InFlight, *args: Any, **kwargs: Any) -> InFlight:
+        with jax.named_scope(body.__name__):
+            scale, bad_slots = lax.optimization_barrier((flow.scale, flow.bad_slots))
+            marked = dataclasses.replace(flow, scale=scale, bad_slots=bad_slots)
+            return body(marked, *args, **kwargs)
+
+    return run
+
+
+def evolve(flow: InFlight, **changes: Any) -> InFlight:
+    """Return the step under way with some fields of its state replaced."""
+    return dataclasses.replace(flow, state=dataclasses.replace(flow.state, **changes))

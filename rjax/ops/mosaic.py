@@ -165,6 +165,30 @@ def launch(
     return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), found)
 
 
+def launch_in_place(
+    body: Callable[..., None], name: str, programs: int, moved: Any, *operands: Any
+) -> Any:
+    """Run a kernel that moves some arrays in place: it has no other output.
+
+    Args:
+        body: of references to the operands, then to the leaves of `moved`.
+        name: stable name of the kernel, in the program and in profiles.
+        programs: size of the grid.
+        moved: pytree of arrays; XLA copies what the caller still needs.
+        *operands: arrays that the kernel only reads.
+
+    Returns:
+        The pytree of arrays as the kernel left them.
+    """
+    from jax.experimental import pallas as pl
+
+    def run(references: Any) -> None:
+        launch(body, name, programs, [], *operands, *jax.tree.leaves(references))
+
+    # Not `jax.new_ref`: its effect does not pass through custom_jvp or custom_vmap.
+    return pl.run_state(run)(moved)
+
+
 def varying_reference(*arrays: jax.Array | None) -> str | None:
     """Return the sentence that says why no kernel moves these in place, or `None`."""
     axes = varying_axes(*(x for x in arrays if x is not None))

@@ -53,8 +53,14 @@ def run(implementation: str) -> Iterator[Runner]:
 
 
 def lowers_for_cuda(kernel: str, op: Callable[..., Any], *shapes: Any) -> None:
-    """Assert that the kernel of that name passes Mosaic's inference and checks."""
-    shapes = tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+    """Assert that the kernel of that name passes Mosaic's inference and checks.
+
+    Arguments are described by (shape, dtype) or by a pytree of `ShapeDtypeStruct`.
+    """
+    shapes = tuple(
+        jax.ShapeDtypeStruct(*shape) if type(shape) is tuple else shape
+        for shape in shapes
+    )
     with mosaic.mode("lower"):
         traced = jax.jit(lambda *args: op(*args)).trace(*shapes)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()

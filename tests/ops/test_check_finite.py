@@ -127,7 +127,7 @@ def test_where_no_kernel_can_run():
 
 @pytest.mark.parametrize("n", [1, 127, 5000, 128 * 1056, 10**6, 2**31 - 1])
 def test_parts_cover_a_range_exactly_once(n):
-    for block in (128, 512, mosaic.block_size(n)):
+    for block in (128, 512, mosaic.block_size("cast", n)):
         parts = grid.split(n, block)
         at = parts.blocks * block
         for start, length in parts.pieces:

@@ -16,13 +16,14 @@ from rjax.ops.ema import base
 NAME = "rjax_ema"
 
 
-def _kernel(average, value, zero, out=None, *, parts, decay):
-    out = average if out is None else out
+def _kernel(value, zero, *averages, parts, decay):
+    """Move from the first of `averages` to the last: one, in place, or two."""
     times = mosaic.rounding(zero)
 
     def body(at, length):
         where = grid.window(at, length)
-        out[where] = base.ema(average[where], value[where], decay, times)
+        next_average = base.ema(averages[0][where], value[where], decay, times)
+        averages[-1][where] = next_average
 
     grid.elementwise(parts, body)
 
@@ -35,13 +36,11 @@ def ema(average: jax.Array, value: jax.Array, decay: float) -> jax.Array:
     parts = grid.split(flat.size, mosaic.block_size("ema", flat.size))
     kernel = functools.partial(_kernel, parts=parts, decay=decay)
     programs = parts.blocks + parts.remainders
-    operands = flat, target, mosaic.ZERO
+    operands = target, mosaic.ZERO
     # JAX takes no references that vary over mesh axes (0.12).
     if parts.singles or mosaic.varying_axes(flat, target):
         out = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
-        found = mosaic.launch(kernel, NAME, programs, out, *operands)
+        found = mosaic.launch(kernel, NAME, programs, out, *operands, flat)
     else:
-        moved = jax.new_ref(flat)
-        mosaic.launch(kernel, NAME, programs, [], moved, *operands[1:])
-        found = jax.freeze(moved)
+        found = mosaic.launch_in_place(kernel, NAME, programs, flat, *operands)
     return found.reshape(average.shape)

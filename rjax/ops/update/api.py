@@ -148,11 +148,11 @@ def fused_update(
 
     Source: stages 9 to 11 of the article's step, sections 4.2 to 4.4.
     """
-    _check_arenas(rule, arenas, grads, "grads", table)
     if (clip_norm is None) != (norm is None):
         raise ValueError("`norm` and `clip_norm` go together; pass both or neither.")
     if (ema_decay is None) != (arenas.ema is None):
-        raise ValueError("`ema_decay` and `arenas.ema` go together.")
+        raise ValueError("`ema_decay` and `arenas.ema` go together; pass both or none.")
+    _check_arenas(rule, arenas, grads, "grads", table)
     options = base.Options(clip_value, clip_norm, ema_decay)
     scalars = base.Scalars(scale, learning_rate, count, norm)
     available = _implementations(rule, arenas, table, options)

@@ -165,6 +165,4 @@ def fused_update(
     if isinstance(rule, LarsRule):
         u = formulas.true_gradient(grads, scalars.scale, options.clip_value, factors)
         operands.append(base.trust_ratios(rule, arenas.master, u, table))
-    moved = jax.tree.map(jax.new_ref, arenas)
-    mosaic.launch(kernel, NAME, chunks.shape[1], [], *operands, *jax.tree.leaves(moved))
-    return jax.tree.map(jax.freeze, moved)
+    return mosaic.launch_in_place(kernel, NAME, chunks.shape[1], arenas, *operands)
