@@ -13,8 +13,9 @@ from rjax.ops import mosaic
 HAS_KERNELS = jax.__version_info__ >= (0, 11)
 needs_kernels = pytest.mark.skipif(not HAS_KERNELS, reason="kernels need jax 0.11")
 
-# Two rows, so that a range has blocks, a piece and single elements.
-BLOCK = 256
+# Four rows, so that a range has blocks, which folds read in several accesses, pieces
+# and single elements.
+BLOCK = 512
 LENGTHS = (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 7, 3 * BLOCK + 128 + 7)
 
 implementations = pytest.mark.parametrize(

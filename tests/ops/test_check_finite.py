@@ -18,7 +18,8 @@ from ops.range_kernels import (
 from ops.range_kernels import run as run  # a fixture
 
 from rjax.ops import check_finite, grid, mosaic
-from rjax.ops.check_finite import mosaic_gpu
+from rjax.ops.check_finite import mosaic_gpu, nonfinite_slots
+from rjax.ops.slots import SlotTable
 
 ONE = np.float32(1.0)
 BAD = (np.nan, -np.inf)
@@ -87,6 +88,46 @@ class TestCheckFinite:
         x = normal(3 * BLOCK + 7)
         first, second = (run(check_finite, x, ONE).norm for _ in range(2))
         assert np.asarray(first).tobytes() == np.asarray(second).tobytes()
+
+
+ROWS = (1, BLOCK // 128, 7, 1, BLOCK // 128 + 1)
+TABLE = SlotTable(ROWS, (False,) * 5, (False,) * 5)
+SLOT_STARTS = np.cumsum((0, *ROWS), dtype=np.int32) * 128
+
+
+@implementations
+class TestNonfiniteSlots:
+    @pytest.mark.parametrize("on_inf", ["skip", "clamp"])
+    @pytest.mark.parametrize("bad", BAD)
+    def test_first_and_last_element_of_each_slot(self, run, bad, on_inf):
+        def each(x, implementation):
+            slots = functools.partial(
+                nonfinite_slots, table=TABLE, on_inf=on_inf,
+                implementation=implementation,
+            )  # fmt: skip
+            places = jnp.concatenate([SLOT_STARTS[:-1], SLOT_STARTS[1:] - 1])
+            return jax.lax.map(lambda at: slots(x.at[at].set(bad)), places)
+
+        found = run(each, 3e38 * jnp.sign(normal(SLOT_STARTS[-1])))
+        marked = np.isnan(bad) or on_inf == "skip"
+        np.testing.assert_array_equal(found, np.tile(marked * np.eye(5), (2, 1)))
+
+    def test_only_if_wanted(self, run):
+        def op(x, wanted, implementation):
+            return nonfinite_slots(
+                x, TABLE, wanted=wanted, implementation=implementation
+            )
+
+        x = jnp.full(SLOT_STARTS[-1], jnp.nan)
+        assert run(op, x, jnp.bool_(True)).all()
+        assert not run(op, x, jnp.bool_(False)).any()
+
+    def test_a_slot_longer_than_a_chunk(self, run, monkeypatch):
+        monkeypatch.setattr(mosaic_gpu, "_CHUNK", 2 * BLOCK)
+        table = SlotTable((1, 5 * BLOCK // 128, 1), (False,) * 3, (False,) * 3)
+        x = jnp.zeros(5 * BLOCK + 256).at[128 + 5 * BLOCK - 1].set(jnp.inf)
+        found = run(functools.partial(nonfinite_slots, table=table), x)
+        assert found.tolist() == [False, True, False]
 
 
 def test_nothing_has_no_norm_and_no_flag():

@@ -104,8 +104,10 @@ class TestDigest:
     def test_slots(self, run, dtype, monkeypatch):
         """Slots longer than a chunk, of one element, of whole rows, and empty."""
         monkeypatch.setattr(mosaic_gpu, "_CHUNK", 2 * BLOCK)
-        table = ((0, 3 * BLOCK + 5), (896, 1), (1024, 128), (1152, 0), (1280, 255))
-        x = jnp.full((1536,), jnp.nan, dtype)
+        end = 3 * BLOCK + 128
+        short = ((0, 1), (128, 128), (256, 0), (384, 255))
+        table = ((0, 3 * BLOCK + 5), *((end + at, size) for at, size in short))
+        x = jnp.full((end + 640,), jnp.nan, dtype)
         for start, size in table:
             x = x.at[start : start + size].set(sample(size, dtype, start))
         found = run(digest_slots, x, table=table)
