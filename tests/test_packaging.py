@@ -87,8 +87,5 @@ def test_the_readme_names_only_what_exists() -> None:
         pytest.skip("no README yet")
     text = readme.read_text()
     assert set(re.findall(r"^\s*make ([a-z-]+)", text, re.M)) <= TARGETS
-    assert set(re.findall(r"^\s*rjax ([a-z]+)", text, re.M)) <= {
-        "train",
-        "plan",
-        "bench",
-    }
+    commands = set(re.findall(r"^\s*rjax ([a-z]+)", text, re.M))
+    assert commands <= {"train", "plan", "bench"}

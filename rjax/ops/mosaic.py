@@ -91,9 +91,11 @@ def block_size(
         (128, 2048)
     """
     mode = _MODE.get()
+    if mode.block is not None:
+        return mode.block
     known = tuned.block(op, n) if mode.target == "device" else None
-    if mode.block is not None or known is not None:
-        return mode.block or known or ROW
+    if known is not None:
+        return known
     block = ROW
     while block < largest and block * 2 * programs <= n:
         block *= 2

@@ -43,7 +43,7 @@ class Tuning:
 
     Attributes:
         device: kind of the device, as JAX names it.
-        jax: version of JAX that measured.
+        jax: version of JAX that measured, the last one where a table grew.
         choices: by op, ascending in n.
     """
 
@@ -121,8 +121,12 @@ def read(path: pathlib.Path) -> Tuning:
             str(op): tuple(sorted((_choice(row) for row in rows), key=lambda c: c.n))
             for op, rows in found["choices"].items()
         }
+        if any(len({c.n for c in row}) < len(row) for row in choices.values()):
+            raise ValueError("a size twice")
         return Tuning(str(found["device"]), str(found["jax"]), choices)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (
+        ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError,
+    ) as error:  # fmt: skip
         raise ValueError(
             f"{path} is no tuning table of this version ({error}); delete it, or write "
             "it again by `rjax bench --tune`."
@@ -132,6 +136,8 @@ def read(path: pathlib.Path) -> Tuning:
 def _choice(row: Any) -> Choice:
     found = Choice(int(row["n"]), row["xla"], row["mosaic_gpu"], int(row["block"]))
     times = (found.xla, found.mosaic_gpu)
+    if (found.n, found.block) != (row["n"], row["block"]):
+        raise ValueError(f"{row} has no whole numbers")
     if found.n < 1 or found.block < 1 or not all(0 < t < math.inf for t in times):
         raise ValueError(f"{row} cannot have been measured")
     return found

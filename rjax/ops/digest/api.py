@@ -62,7 +62,7 @@ def digest(
     Source: mixing constants as named in `rjax.ops.digest.base`.
     """
     _check_dtype(x)
-    resolve_bounds("x", x, bounds)
+    start, stop = resolve_bounds("x", x, bounds)
     first = (
         jnp.asarray(np.uint32(start_index % 2**32))
         if isinstance(start_index, int)
@@ -73,7 +73,7 @@ def digest(
         "mosaic_gpu": mosaic.why_not()
         or functools.partial(mosaic_gpu.digest, bounds=bounds),
     }
-    size = mosaic_gpu.op_name("digest", x), x.size
+    size = mosaic_gpu.op_name("digest", x), stop - start
     run = resolve("digest", implementation, available, size)
     return run(x.reshape(-1), first)
 

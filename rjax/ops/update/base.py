@@ -21,7 +21,7 @@ from rjax.ops.update.rules import LarsRule, Rule
 _MAX_RATIO = 100.0
 _TINY_NORM = 1e-12
 # Rescales squares that overflowed; a power of two, so exact.
-_DOWN = 2.0**-96
+DOWN = 2.0**-96
 
 Moved = tuple[jax.Array, jax.Array | None, jax.Array | None]
 
@@ -147,7 +147,13 @@ def trust_ratios(
     rule: LarsRule, w: jax.Array, u: jax.Array, table: SlotTable
 ) -> jax.Array:
     """Return f32[slots], region series N: the trust ratio of each tensor."""
-    w_norm, u_norm = slot_norms(w, table), slot_norms(u, table)
+    return ratios_of(rule, slot_norms(w, table), slot_norms(u, table), table)
+
+
+def ratios_of(
+    rule: LarsRule, w_norm: jax.Array, u_norm: jax.Array, table: SlotTable
+) -> jax.Array:
+    """Return f32[slots], the trust ratios, from the norms f32[slots]."""
     decay = rule.weight_decay * jnp.asarray(table.decay, jnp.float32)
     ratio = rule.trust_coefficient * w_norm / (u_norm + decay * w_norm + rule.eps)
     tiny = (w_norm < _TINY_NORM) | (u_norm < _TINY_NORM)
@@ -171,7 +177,7 @@ def _norms_of(table: SlotTable) -> tuple[Any, Any]:
 
     def careful(sums: jax.Array, x: jax.Array) -> jax.Array:
         # Hidden, lest XLA square the factor by itself, which underflows.
-        factor = lax.optimization_barrier(jnp.float32(_DOWN))
+        factor = lax.optimization_barrier(jnp.float32(DOWN))
         rescaled = jnp.sqrt(slot_sums(jnp.square(x * factor), table)) / factor
         return jnp.where(is_finite(sums), jnp.sqrt(sums), rescaled)
 

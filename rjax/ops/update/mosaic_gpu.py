@@ -4,7 +4,7 @@ Each program reads one chunk of one segment of the arena: every array once, the
 gradient among them; writes masters, moments, average and both half-precision copies in
 place; or, if the step is skipped, returns after one look at the flag. A segment is a
 run of slots for which the table over slots says the same, so its constants are scalars
-of the program.
+of the program. LARS needs norms of every slot first, by a kernel of their own.
 """
 
 import functools
@@ -18,6 +18,7 @@ from rjax.ops.ema.base import ema as step_average
 from rjax.ops.slots import ROW, SlotTable
 from rjax.ops.update import base, formulas
 from rjax.ops.update.arenas import Arenas
+from rjax.ops.update.mosaic_norms import slot_norms
 from rjax.ops.update.rules import LarsRule, Rule
 
 NAME = "rjax_update"
@@ -163,6 +164,6 @@ def fused_update(
     flag = jnp.zeros((1,), jnp.int32) if skip is None else skip.astype(jnp.int32)[None]
     operands = [grads, flag, mosaic.ZERO, numbers, jnp.asarray(chunks)]
     if isinstance(rule, LarsRule):
-        u = formulas.true_gradient(grads, scalars.scale, options.clip_value, factors)
-        operands.append(base.trust_ratios(rule, arenas.master, u, table))
+        norms = slot_norms(arenas.master, grads, numbers, table, options)
+        operands.append(base.ratios_of(rule, *norms, table))
     return mosaic.launch_in_place(kernel, NAME, chunks.shape[1], arenas, *operands)

@@ -1,0 +1,169 @@
+"""The ops that are measured, by their names in tables of measurements.
+
+Their arrays are drawn anew for every set of arguments, so that no two ops of one
+program read the same memory.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rjax import ops
+from rjax.ops.digest.base import mix
+from rjax.ops.slots import ROW, SlotTable
+from rjax.ops.update import AdamRule, Arenas, LarsRule, Rule, SgdRule
+
+_DECAY = 0.999
+_SLOTS = 64
+_RULES: dict[str, Rule] = {
+    "sgd": SgdRule(),
+    "momentum": SgdRule(momentum=0.9, nesterov=True, weight_decay=1e-4),
+    "adam": AdamRule(weight_decay=0.01, decay="decoupled"),
+    "lars": LarsRule(weight_decay=1e-4),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One op as it is measured.
+
+    Attributes:
+        name: as in tables of measurements.
+        make: from n and a seed to (first, others): the argument that may be donated,
+            and the tuple of all that are only read.
+        run: of these arguments and `implementation`; gives the op's result, which
+            takes the place of `first` where that is donated.
+        nbytes: read and written per element.
+        donated: whether the op moves its first argument in place.
+        kernel: whether there is a kernel; the copy has none.
+        ulps: how far results of two implementations may lie apart, in units of the
+            last place of the largest value.
+    """
+
+    name: str
+    make: Callable[[int, int], tuple[Any, tuple[Any, ...]]]
+    run: Callable[..., Any]
+    nbytes: int
+    donated: bool = False
+    kernel: bool = True
+    ulps: int = 0
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _uniform(n: int, seed: jax.Array) -> jax.Array:
+    bits, _ = mix(seed, lax.iota(jnp.uint32, n))
+    return bits.astype(jnp.int32).astype(jnp.float32) * 2.0**-30
+
+
+def draw(n: int, seed: int) -> jax.Array:
+    """Return float32[n] in [-2, 2): a hash of the index, not for statistics."""
+    return _uniform(n, jnp.uint32(seed * 0x85EBCA6B % 2**32))
+
+
+def slot_table(n: int) -> SlotTable:
+    """Return eight slots that tile n elements, fewer where there are fewer rows.
+
+    The first, 1/64 of the rows and at least one, is bias-like: it has no decay, no
+    trust ratio and no half-precision copy. The others have all three.
+    """
+    rows = n // ROW
+    first = min(max(1, rows // 64), rows - 1)
+    others = min(7, rows - first)
+    cuts = [(rows - first) * i // others for i in range(others + 1)]
+    sizes = [stop - start for start, stop in zip(cuts, cuts[1:], strict=False)]
+    marks = (False,) + (True,) * others
+    return SlotTable((first, *sizes), decay=marks, adaptive=marks)
+
+
+def _one(dtype: Any) -> Callable[[int, int], tuple[Any, tuple[Any, ...]]]:
+    return lambda n, seed: (draw(n, seed).astype(dtype), ())
+
+
+def _copy(x: jax.Array, *, implementation: str | None) -> jax.Array:
+    del implementation
+    return x + 1
+
+
+def _cast(dtype: Any) -> Callable[..., Any]:
+    return lambda x, implementation: ops.cast(x, dtype, implementation=implementation)
+
+
+def _ema_arrays(n: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
+    return draw(n, 2 * seed), (draw(n, 2 * seed + 1),)
+
+
+def _ema(average: jax.Array, value: jax.Array, implementation: str | None) -> Any:
+    return ops.ema(average, value, _DECAY, implementation=implementation)
+
+
+def _scaled(n: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
+    return draw(n, seed), (jnp.float32(8192.0),)
+
+
+def _digest_slots(x: jax.Array, implementation: str | None) -> Any:
+    """Digest equal slots of whole rows, the last element of each being padding."""
+    slots = min(_SLOTS, x.size // ROW)
+    size = x.size // slots // ROW * ROW
+    table = [(i * size, size - 1) for i in range(slots)]
+    return ops.digest_slots(x, table, implementation=implementation)
+
+
+def _fused(family: str, average: bool) -> Case:
+    """Return the case of an optimizer with fp16 copies, `average` with an EMA."""
+    rule = _RULES[family]
+
+    def make(n: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
+        half = lambda x: x[slot_table(n).rows[0] * ROW :].astype(jnp.float16)  # noqa: E731
+        arrays = [draw(n, 5 * seed + i) for i in range(3 + average)]
+        master, grads, mu = arrays[:3]
+        arenas = Arenas(
+            master,
+            compute=half(master),
+            mu=mu if rule.has_mu else None,
+            nu=jnp.square(draw(n, 5 * seed + 4)) if rule.has_nu else None,
+            ema=arrays[3] if average else None,
+            ema_compute=half(arrays[3]) if average else None,
+        )
+        scalars = jnp.float32(8192.0), jnp.float32(1e-3), jnp.int32(100)
+        return arenas, (grads, jnp.zeros((), jnp.bool_), *scalars)
+
+    def run(arenas, grads, skip, scale, learning_rate, count, implementation):
+        return ops.fused_update(
+            rule,
+            arenas,
+            grads,
+            scale=scale,
+            learning_rate=learning_rate,
+            count=count,
+            table=slot_table(grads.size),
+            skip=skip,
+            ema_decay=_DECAY if average else None,
+            implementation=implementation,
+        )
+
+    moved = 1 + rule.has_mu + rule.has_nu + average
+    copies = 1 + average
+    norms = 8 if rule.has_ratios else 0  # of gradients and masters, before the step
+    nbytes = 4 + 8 * moved + 2 * copies + norms
+    name = f"fused_update/{family}" + ("+ema" if average else "")
+    return Case(name, make, run, nbytes, donated=True, ulps=4)
+
+
+_ALL = (
+    Case("copy", _one(jnp.float32), _copy, 8, kernel=False),
+    Case("cast/32-16", _one(jnp.float32), _cast(jnp.float16), 6),
+    Case("cast/16-32", _one(jnp.float16), _cast(jnp.float32), 6),
+    Case("ema", _ema_arrays, _ema, 12, donated=True, ulps=2),
+    Case("check_finite", _scaled, ops.check_finite, 4, ulps=64),
+    Case("digest/32", _one(jnp.float32), ops.digest, 4),
+    Case("digest/16", _one(jnp.float16), ops.digest, 2),
+    Case("digest_slots/32", _one(jnp.float32), _digest_slots, 4),
+    Case("digest_slots/16", _one(jnp.float16), _digest_slots, 2),
+    *(_fused(family, average) for family in _RULES for average in (False, True)),
+)
+CASES = {case.name: case for case in _ALL}
