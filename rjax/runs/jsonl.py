@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from rjax.runs.manifest import dumps
+from rjax.repro.files import AppendOnly
+from rjax.repro.manifest import dumps
 
 
 class JsonLines:
@@ -14,8 +15,7 @@ class JsonLines:
     """
 
     def __init__(self, path: Path) -> None:
-        # Unbuffered: what was written is there, and closing has nothing left to fail.
-        self._file = path.open("xb", buffering=0)
+        self._file = AppendOnly(path)
 
     def write(self, *rows: Any) -> None:
         """Append `rows`; where they do not fit, leave the lines before them.
@@ -23,15 +23,7 @@ class JsonLines:
         Raises:
             OSError: as the file system says.
         """
-        start = self._file.tell()
-        left = "".join(dumps(row) + "\n" for row in rows).encode()
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError:
-            self._file.truncate(start)
-            self._file.seek(start)
-            raise
+        self._file.append("".join(dumps(row) + "\n" for row in rows).encode())
 
     def close(self) -> None:
         """Close the file."""

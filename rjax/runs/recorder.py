@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import rjax
+from rjax.repro.waiting import FETCH, Waiting
 from rjax.runs.console import (
     Console,
     describe_evaluation,
@@ -21,7 +22,6 @@ from rjax.runs.console import (
 from rjax.runs.interrupts import Interrupts
 from rjax.runs.jsonl import JsonLines
 from rjax.runs.tensorboard import TensorBoard
-from rjax.runs.waiting import FETCH, Waiting
 
 
 class Recorder:

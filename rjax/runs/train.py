@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rjax.data import DataError
+from rjax.repro.manifest import Manifest, describe_data
 from rjax.runs.console import Console, describe_evaluation, percent, say
 from rjax.runs.errors import NO_ROOM, UsageError
 from rjax.runs.evaluate import Evaluator, all_views
 from rjax.runs.folder import claim_folder
 from rjax.runs.interrupts import Interrupted, Interrupts
 from rjax.runs.loop import fit
-from rjax.runs.manifest import Manifest, describe_data
 from rjax.runs.options import PlanOptions, TrainOptions, flat
 from rjax.runs.recorder import Recorder
 from rjax.runs.setup import Job, prepare_job, prepare_plan

@@ -17,11 +17,11 @@ from run_helpers import SHORT, read_lines, read_manifest
 
 import rjax
 from rjax.cli import main
+from rjax.repro.waiting import Waiting
 from rjax.runs import build
 from rjax.runs.evaluate import Evaluator, all_views
 from rjax.runs.options import TrainOptions
 from rjax.runs.setup import make_criterion, prepare_job
-from rjax.runs.waiting import Waiting
 
 pytestmark = pytest.mark.standard_promotion
 

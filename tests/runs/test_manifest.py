@@ -14,9 +14,7 @@ import numpy as np
 import pytest
 
 import rjax
-from rjax.runs.errors import UsageError
-from rjax.runs.folder import claim_folder
-from rjax.runs.manifest import (
+from rjax.repro.manifest import (
     Manifest,
     describe_data,
     describe_machine,
@@ -25,6 +23,8 @@ from rjax.runs.manifest import (
     plain,
     write_atomically,
 )
+from rjax.runs.errors import UsageError
+from rjax.runs.folder import claim_folder
 
 
 def make_data(first: float = 0.0) -> rjax.data.Dataset:

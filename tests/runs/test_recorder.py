@@ -10,11 +10,11 @@ import pytest
 from run_helpers import read_lines
 
 import rjax
-from rjax.runs import waiting
+from rjax.repro import waiting
+from rjax.repro.waiting import FETCH, IN_FLIGHT
 from rjax.runs.console import Console
 from rjax.runs.interrupts import Interrupts
 from rjax.runs.recorder import Recorder
-from rjax.runs.waiting import FETCH, IN_FLIGHT
 
 PLAN = rjax.make_plan({"w": jnp.ones((1, 1))}, rjax.Config())
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-import rjax
+from rjax.report import Report
 
 # Reports fetched at once. One transfer costs a step's worth of time, so many share it.
 FETCH = 50
@@ -20,10 +20,10 @@ class Waiting:
     """A queue of reports, first in, first out."""
 
     def __init__(self) -> None:
-        self._reports: list[rjax.Report] = []
+        self._reports: list[Report] = []
         self._fetched = time.monotonic()
 
-    def add(self, report: rjax.Report) -> None:
+    def add(self, report: Report) -> None:
         """Take the report of a step that may not have run yet."""
         self._reports.append(report)
 
@@ -41,7 +41,7 @@ class Waiting:
         under_way = (i for i, report in enumerate(first) if not _is_ready(report))
         return next(under_way, len(first))
 
-    def fetch(self, count: int) -> rjax.Report:
+    def fetch(self, count: int) -> Report:
         """Return the `count` oldest reports on the host, stacked, and forget them.
 
         Args:
@@ -59,10 +59,10 @@ class Waiting:
         return len(self._reports)
 
 
-def _is_ready(report: rjax.Report) -> bool:
+def _is_ready(report: Report) -> bool:
     return report.loss.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @jax.jit
-def _stack(reports: list[rjax.Report]) -> Any:
+def _stack(reports: list[Report]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *reports)

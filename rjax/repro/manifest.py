@@ -21,6 +21,8 @@ import jax
 import numpy as np
 
 import rjax
+from rjax.data.dataset import Dataset
+from rjax.data.examples import num_examples
 
 FORMAT = 1
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -98,12 +100,12 @@ def describe_source(package: Path) -> dict[str, Any] | None:
     return {"revision": revision, "dirty": _git(package, "status", "--porcelain") != ""}
 
 
-def describe_data(dataset: rjax.data.Dataset) -> dict[str, Any]:
+def describe_data(dataset: Dataset) -> dict[str, Any]:
     """Return name, sizes and fingerprint of a data set."""
     return {
         "name": dataset.name,
-        "train": rjax.data.num_examples(dataset.train),
-        "test": rjax.data.num_examples(dataset.test),
+        "train": num_examples(dataset.train),
+        "test": num_examples(dataset.test),
         "fingerprint": dataset.fingerprint,
     }
 

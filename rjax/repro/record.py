@@ -1,0 +1,219 @@
+"""Record a run while it trains: each step's scalars, digests of the state now and then.
+
+Reports and digests stay on the device until many can be fetched at once, so the loop
+waits for nothing. What waits is written within about a second, or when the record is
+closed; a run that is killed loses no more than that.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rjax.plan import Plan
+from rjax.report import Report
+from rjax.repro import format as on_disk
+from rjax.repro.errors import RecordError
+from rjax.repro.files import AppendOnly
+from rjax.repro.manifest import Manifest
+from rjax.repro.snapshots import save_snapshot
+from rjax.repro.tensors import digest, tensors
+from rjax.repro.waiting import FETCH, Waiting
+from rjax.state import RegionState
+from rjax.trees import flatten
+
+# Scalars of a report, in the order of their columns; metrics follow.
+_COLUMNS = (
+    "loss", "scale", "applied", "offender", "grad_norm", "learning_rate", "skipped",
+    "consecutive_skips", "bad_stats",
+)  # fmt: skip
+
+
+def record(
+    folder: str | os.PathLike[str],
+    plan: Plan,
+    state: RegionState,
+    *,
+    every: int = 10,
+    snapshot_every: int = 0,
+    facts: Mapping[str, Any] | None = None,
+) -> "Recording":
+    """Begin the record of a run; use it as a context manager.
+
+    Recording changes no bit of the training: the digest is a program of its own,
+    between two steps.
+
+    Args:
+        folder: of the run; new or empty, or one that holds no record yet. Gets
+            `manifest.json` (unless there is one) and `record/`.
+        plan: the static layout.
+        state: the state before the first step.
+        every: steps from one digest of the whole state to the next; the state before
+            the first step always has one. 0 for no digests.
+        snapshot_every: steps from one snapshot of the whole state to the next, with
+            which a comparison shows single elements; 0 for none. A snapshot waits for
+            the device and takes the state's size on disk.
+        facts: plain data for the manifest: seeds, data, options.
+
+    Raises:
+        RecordError: if the folder holds a record already.
+        ValueError: for a negative number of steps.
+        OSError: if the folder cannot be written to.
+
+    Example:
+        Beside a loop of your own::
+
+            with rjax.repro.record("runs/a", plan, state, every=10) as recording:
+                for batch in batches:
+                    state, report = step(state, batch)
+                    recording.add(state, report)
+    """
+    for name, value in (("every", every), ("snapshot_every", snapshot_every)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"`{name}` must be a whole number >= 0, got {value!r}.")
+    path = Path(folder)
+    inner = path / on_disk.FOLDER
+    if inner.exists():
+        raise RecordError(
+            f"{path} holds a record already; give a folder of its own to every run."
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    manifest = None
+    if not (path / "manifest.json").exists():
+        plan_facts = {"fingerprint": plan.fingerprint, "slots": len(plan.slots)}
+        known = {"config": plan.config, "plan": plan_facts, **(facts or {})}
+        manifest = Manifest(path, **known)
+    return Recording(inner, plan, state, every, snapshot_every, manifest)
+
+
+class Recording:
+    """A record under way; see :func:`record`."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        state: RegionState,
+        every: int,
+        snapshot_every: int,
+        manifest: Manifest | None,
+    ) -> None:
+        self.folder = folder
+        self._plan, self._every, self._snapshot_every = plan, every, snapshot_every
+        self._manifest = manifest
+        self._waiting = Waiting()
+        self._digests: list[tuple[int, jax.Array]] = []
+        self._digest = jax.jit(digest, static_argnums=0)
+        self._step = int(state.step)
+        self._layout: on_disk.Layout | None = None
+        self._tensors = tensors(plan, state)
+        folder.mkdir()
+        self._steps_file = AppendOnly(folder / on_disk.STEPS)
+        self._digests_file = AppendOnly(folder / on_disk.DIGESTS)
+        self._look_at(state)
+
+    def add(self, state: RegionState, report: Report) -> None:
+        """Take one step, without waiting for it.
+
+        Call it before the state is given away to the next step.
+
+        Args:
+            state: after the step.
+            report: of the step.
+        """
+        if self._layout is None:
+            self._layout = self._write_layout(report)
+        self._step += 1
+        self._waiting.add(report)
+        self._look_at(state)
+        if due := self._waiting.due():
+            self._write(due)
+
+    def flush(self) -> None:
+        """Write all that waits; waits for the steps under way."""
+        while left := len(self._waiting):
+            self._write(min(left, FETCH))
+        self._write_digests(len(self._digests))
+
+    def close(self, status: str = "finished") -> None:
+        """Write all that waits and close the files.
+
+        Args:
+            status: how the run ended, for the manifest that `record` wrote.
+        """
+        try:
+            self.flush()
+            if self._manifest is not None:
+                self._manifest.finish(status, {"steps": self._step})
+        finally:
+            self._digests_file.close()
+            self._steps_file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close("finished" if error is None else "failed")
+
+    def _look_at(self, state: RegionState) -> None:
+        """Digest and keep the state, where its turn has come."""
+        first = self._layout is None and not self._digests
+        if self._every and (first or self._step % self._every == 0):
+            self._digests.append((self._step, self._digest(self._plan, state)))
+        if self._snapshot_every and self._step % self._snapshot_every == 0:
+            path = on_disk.snapshot_path(self.folder, self._step)
+            save_snapshot(path, self._plan, state)
+
+    def _write_layout(self, report: Report) -> on_disk.Layout:
+        columns = [(name, str(getattr(report, name).dtype)) for name in _COLUMNS]
+        columns += [
+            (f"metrics/{path}".rstrip("/"), str(leaf.dtype))
+            for path, leaf in _scalars(report.metrics)
+        ]
+        layout = on_disk.Layout(
+            tuple(columns), self._tensors, self._every, self._plan.fingerprint
+        )
+        on_disk.write_layout(self.folder, layout)
+        return layout
+
+    def _write(self, count: int) -> None:
+        assert self._layout is not None
+        reports = self._waiting.fetch(count)
+        values = [getattr(reports, name) for name in _COLUMNS]
+        values += [leaf for _, leaf in _scalars(reports.metrics, ndim=1)]
+        words = np.stack([on_disk.words_of(value) for value in values], axis=1)
+        steps = reports.step.tolist()
+        self._steps_file.append(on_disk.pack(self._layout.step_row, steps, words))
+        passed = sum(step <= steps[-1] + 1 for step, _ in self._digests)
+        self._write_digests(passed)
+
+    def _write_digests(self, count: int) -> None:
+        """Write the oldest digests, whose steps have been fetched."""
+        if not count:
+            return
+        steps = [step for step, _ in self._digests[:count]]
+        lanes = jax.device_get([lanes for _, lanes in self._digests[:count]])
+        row = on_disk.Layout((), self._tensors, self._every, "").digest_row
+        self._digests_file.append(on_disk.pack(row, steps, np.stack(lanes)))
+        del self._digests[:count]
+
+
+def _scalars(metrics: Any, ndim: int = 0) -> list[tuple[str, Any]]:
+    """Return (path, leaf) of the metrics that are numbers of at most 32 bits."""
+    return [
+        (path, leaf)
+        for path, leaf in flatten(metrics)[0]
+        if jnp.ndim(leaf) == ndim
+        and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        and leaf.dtype.itemsize <= 4
+    ]

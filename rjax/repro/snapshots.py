@@ -1,0 +1,56 @@
+"""Snapshots: every tensor of a state on disk, to look at single elements."""
+
+import io
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+
+from rjax.plan import Plan
+from rjax.repro.errors import RecordError
+from rjax.repro.tensors import tensors, values
+from rjax.state import RegionState
+
+
+def save_snapshot(path: Path, plan: Plan, state: RegionState) -> None:
+    """Write a state to `path`, whole or not at all; this waits for the device.
+
+    An `.npz` file with one flat array a tensor, by the tensor's name; bfloat16 and
+    random keys as their bits.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    names = [tensor.name for tensor in tensors(plan, state)]
+    arrays = dict(zip(names, values(plan, state), strict=True))
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
+    path.parent.mkdir(exist_ok=True)
+    partial = path.with_suffix(".partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(buffer.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def load_tensor(path: Path, name: str) -> np.ndarray:
+    """Return one tensor of a snapshot, flat.
+
+    Raises:
+        RecordError: if the snapshot is not there, damaged, or lacks the tensor.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return found[name]
+    except FileNotFoundError:
+        raise RecordError(f"{path} is not there.") from None
+    except KeyError:
+        raise RecordError(f"{path} holds no tensor {name!r}.") from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zipfile.error):
+        raise RecordError(f"{path} is damaged; record the run again.") from None
