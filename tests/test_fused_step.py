@@ -19,13 +19,21 @@ STATS = {"bn1": {"mean": jnp.zeros(1), "var": jnp.ones(1), "count": jnp.int32(0)
 FULL = {"optimizer": rjax.optim.nesterov(0.9, 0.02), "ema": rjax.Ema(0.9)}
 CONFIGS = {
     "nesterov": FULL,
-    "adamw": {"optimizer": rjax.optim.adamw(weight_decay=0.02), "ema": rjax.Ema(0.9)},
-    "lars": {"optimizer": rjax.optim.lars(weight_decay=0.02)},
-    "sgd in bf16": {"precision": "bf16"},
-    "momentum in fp32": {"optimizer": rjax.optim.momentum(), "precision": "fp32"},
-    "norm clip": {**FULL, "clip": rjax.Clip(norm=2.0)},
-    "clamp": {**FULL, "clip": rjax.Clip(value=0.5, on_inf="clamp")},
-    "copied statistics": {**FULL, "ema": rjax.Ema(0.9, batch_stats="copy")},
+    "adamw, norm clip": {
+        "optimizer": rjax.optim.adamw(weight_decay=0.02),
+        "clip": rjax.Clip(norm=2.0),
+        "ema": rjax.Ema(0.9),
+    },
+    "lars in bf16": {
+        "optimizer": rjax.optim.lars(weight_decay=0.02),
+        "precision": "bf16",
+    },
+    "clamp, copied statistics": {
+        **FULL,
+        "clip": rjax.Clip(value=0.5, on_inf="clamp"),
+        "ema": rjax.Ema(0.9, batch_stats="copy"),
+    },
+    "sgd in fp32": {"precision": "fp32"},
 }
 
 
@@ -97,14 +105,14 @@ def test_it_is_the_step_of_xla(name):
     for report, other in zip(reports, wanted_reports, strict=True):
         near(report, other)
     applied = [bool(report.applied) for report in reports]
-    assert applied == [True, False, name == "clamp", True, True]
-    if jax.default_backend() == "gpu" and name not in ("lars", "norm clip"):
+    assert applied == [True, False, "clamp" in name, True, True]
+    if jax.default_backend() == "gpu" and not ("lars" in name or "norm" in name):
         # The norm, a sum in another order, decides these two; the report shows it.
         assert bits(state) == bits(wanted)
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", ["nesterov", "adamw", "lars"])
+@pytest.mark.parametrize("name", ["nesterov", "lars in bf16"])
 def test_a_skip_moves_nothing_and_names_the_slots(name):
     plan = made(name, "mosaic_gpu")[0]
     before, _ = run(name, "mosaic_gpu", BATCHES[:1])

@@ -26,6 +26,12 @@ from rjax.data.examples import num_examples
 
 FORMAT = 1
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
+# Of the environment and of JAX's configuration: what can change the bits of a run.
+_VARIABLES = ("CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "TF_XLA_FLAGS")
+_JAX_CONFIG = (
+    "jax_default_matmul_precision", "jax_default_prng_impl", "jax_enable_x64",
+    "jax_numpy_dtype_promotion", "jax_threefry_partitionable",
+)  # fmt: skip
 
 
 class Manifest:
@@ -73,14 +79,28 @@ def describe_machine() -> dict[str, Any]:
             "platform": devices[0].platform,
             "kind": devices[0].device_kind,
             "count": len(devices),
+            "driver": _driver(),
         },
         "environment": {
             name: value
             for name, value in sorted(os.environ.items())
-            if name == "XLA_FLAGS" or name.startswith("JAX_")
+            if name in _VARIABLES or name.startswith(("JAX_", "XLA_"))
         },
+        "jax_config": {name: getattr(jax.config, name) for name in _JAX_CONFIG},
         "source": describe_source(Path(rjax.__file__).parent),
     }
+
+
+def _driver() -> str | None:
+    """Return the first line of what the NVIDIA driver says of itself, if there is one.
+
+    That line names its version.
+    """
+    try:
+        with open("/proc/driver/nvidia/version") as file:
+            return file.readline().strip()
+    except OSError:
+        return None
 
 
 def describe_source(package: Path) -> dict[str, Any] | None:

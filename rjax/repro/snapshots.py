@@ -46,7 +46,8 @@ def load_tensor(path: Path, name: str) -> np.ndarray:
         RecordError: if the snapshot is not there, damaged, or lacks the tensor.
     """
     try:
-        with np.load(path, allow_pickle=False) as found:
+        # Opened here: NumPy leaves a file open that it cannot read.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as found:
             return found[name]
     except FileNotFoundError:
         raise RecordError(f"{path} is not there.") from None

@@ -15,6 +15,7 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "weight_decay", "ema_decay", "warmup_epochs", "final_learning_rate", "eval_every",
     "seed", "momentum", "dropout", "label_smoothing", "validation_fraction",
+    "record_every", "snapshot_every",
 )  # fmt: skip
 _BELOW_ONE = (
     "ema_decay", "momentum", "dropout", "label_smoothing", "validation_fraction"
@@ -92,6 +93,10 @@ def _check_training(values: dict[str, Any]) -> None:
             f"--batch-size {values['batch_size']} does not split into "
             f"--accumulation-steps {values['accumulation_steps']} equal parts: "
             "make it a multiple"
+        )
+    if values["snapshot_every"] and not values["record_every"]:
+        raise UsageError(
+            "--snapshot-every needs a record: give --record-every a number above 0"
         )
     if values["early_stop"] is not None and not values["eval_every"]:
         raise UsageError(

@@ -56,6 +56,7 @@ def _fit(
 ) -> Outcome:
     loop = job.options.loop
     state = job.initial_state()
+    recorder.begin(state)
     best: Best | None = None
     ended_by = "epochs" if loop.limit_steps is None else "limit_steps"
     for epoch in range(1, loop.epochs + 1):

@@ -173,6 +173,8 @@ class LoopOptions:
         early_stop: Stop after this many evaluations in a row without a lower
             loss, and keep the weights of the best.
         seed: Seed of the weights, the order of the data and the dropout.
+        deterministic: Make XLA choose the same kernels every time, so that two runs
+            give the same bits on a GPU too; it may cost speed.
     """
 
     epochs: int = 20
@@ -183,6 +185,7 @@ class LoopOptions:
     validation_fraction: Number = None
     early_stop: Count = None
     seed: int = 0
+    deterministic: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,12 +199,18 @@ class OutputOptions:
             waits for them.
         plan: Print the plan before training.
         tensorboard: Write TensorBoard events too, through tensorboardX or clu.
+        record_every: Steps from one digest of the whole state to the next, by which
+            `rjax compare` finds where two runs part; 0 records nothing.
+        snapshot_every: Steps from one copy of the whole state on disk to the next,
+            with which it shows single elements; 0 keeps none.
     """
 
     out: Folder = None
     log_every: int = 500
     plan: bool = True
     tensorboard: bool = False
+    record_every: int = 10
+    snapshot_every: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 import rjax
+from rjax.repro import Recording, record
 from rjax.repro.waiting import FETCH, Waiting
 from rjax.runs.console import (
     Console,
@@ -38,6 +39,8 @@ class Recorder:
         log_every: steps between two lines of progress within an epoch.
         max_consecutive_skips: skips in a row at which `drain` raises.
         tensorboard: where scalars go as well, if anywhere.
+        record_every: steps between two digests of the state; 0 for no record.
+        snapshot_every: steps between two snapshots of it; 0 for none.
     """
 
     def __init__(
@@ -53,7 +56,12 @@ class Recorder:
         log_every: int,
         max_consecutive_skips: int,
         tensorboard: TensorBoard | None = None,
+        record_every: int = 0,
+        snapshot_every: int = 0,
     ) -> None:
+        self._folder = folder
+        self._record_every, self._snapshot_every = record_every, snapshot_every
+        self._recording: Recording | None = None
         self._metrics = JsonLines(folder / "metrics.jsonl")
         self._evaluations = JsonLines(folder / "evaluations.jsonl")
         self._plan = plan
@@ -82,8 +90,21 @@ class Recorder:
     ) -> None:
         if self._tensorboard is not None:
             self._tensorboard.close()
+        if self._recording is not None:
+            self._recording.close()
         self._evaluations.close()
         self._metrics.close()
+
+    def begin(self, state: rjax.RegionState) -> None:
+        """Begin the record of the run with its initial state, if one was asked for."""
+        if self._record_every:
+            self._recording = record(
+                self._folder,
+                self._plan,
+                state,
+                every=self._record_every,
+                snapshot_every=self._snapshot_every,
+            )
 
     def start_epoch(self) -> None:
         """Begin the next epoch, and its clock."""
@@ -95,8 +116,10 @@ class Recorder:
 
         Args:
             report: of the step just begun.
-            state: the state after it; looked at only if the run turns out hopeless.
+            state: the state after it, not yet given away to the next step.
         """
+        if self._recording is not None:
+            self._recording.observe(state)
         self._waiting.add(report)
         if due := self._waiting.due():
             self._take(due, state)
@@ -119,6 +142,8 @@ class Recorder:
             reports = self._waiting.fetch(count)
             rows = self._rows(reports)
             self._metrics.write(*rows)
+            if self._recording is not None:
+                self._recording.take(reports)
             self.steps += len(rows)
             for row, bad_stats in zip(rows, reports.bad_stats.tolist(), strict=True):
                 self._tell(row, bad_stats)

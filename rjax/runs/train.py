@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rjax.data import DataError
+from rjax.repro import deterministic
 from rjax.repro.manifest import Manifest, describe_data
 from rjax.runs.console import Console, describe_evaluation, percent, say
 from rjax.runs.errors import NO_ROOM, UsageError
@@ -35,6 +36,11 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
         UsageError: for bad input; before anything is trained wherever that can be.
         rjax.NonFiniteGradientsError: with the diagnosis, when no scale helps.
     """
+    if options.loop.deterministic:
+        try:
+            deterministic()
+        except RuntimeError as error:
+            raise UsageError(f"--deterministic: {error}") from None
     with Interrupts() as interrupts:
         if options.output.tensorboard:
             find_writer()
@@ -127,6 +133,8 @@ def _recorder(
         log_every=options.output.log_every,
         max_consecutive_skips=options.numerics.max_consecutive_skips,
         tensorboard=board,
+        record_every=options.output.record_every,
+        snapshot_every=options.output.snapshot_every,
     )
 
 
@@ -168,7 +176,9 @@ def _closing_lines(job: Job, folder: Path, results: Mapping[str, Any]) -> list[s
     if results["best_epoch"] is not None:
         lines[0] += f"; the best weights are those of epoch {results['best_epoch']}"
     lines += [describe_evaluation("test", which, seen) for which, seen in test.items()]
-    lines += [f"run left in {folder}: manifest.json, metrics.jsonl, evaluations.jsonl"]
+    files = "manifest.json, metrics.jsonl, evaluations.jsonl"
+    files += ", record" if job.options.output.record_every else ""
+    lines += [f"run left in {folder}: {files}"]
     final = f"test accuracy: {percent(test['master']['accuracy'])} from masters"
     if "ema" in test:
         final += f", {percent(test['ema']['accuracy'])} from EMA"

@@ -190,7 +190,7 @@ def test_lines_that_do_not_fit_leave_those_before_them(
 ) -> None:
     lines = JsonLines(tmp_path / "x.jsonl")
     lines.write({"step": 0})
-    inner = lines._file
+    inner = lines._file._file
 
     class Short:
         """Takes three bytes, then none."""
@@ -207,10 +207,10 @@ def test_lines_that_do_not_fit_leave_those_before_them(
         def __getattr__(self, name: str) -> Any:
             return getattr(inner, name)
 
-    monkeypatch.setattr(lines, "_file", Short())
+    monkeypatch.setattr(lines._file, "_file", Short())
     with pytest.raises(OSError, match="full"):
         lines.write({"step": 1}, {"step": 2})
-    monkeypatch.setattr(lines, "_file", inner)
+    monkeypatch.setattr(lines._file, "_file", inner)
     lines.write({"step": 3})
     lines.close()
     assert (tmp_path / "x.jsonl").read_text() == '{"step": 0}\n{"step": 3}\n'

@@ -12,7 +12,6 @@ from types import TracebackType
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rjax.plan import Plan
@@ -115,7 +114,10 @@ class Recording:
         folder.mkdir()
         self._steps_file = AppendOnly(folder / on_disk.STEPS)
         self._digests_file = AppendOnly(folder / on_disk.DIGESTS)
-        self._look_at(state)
+        if every:
+            self._digests.append((self._step, self._digest(plan, state)))
+        if snapshot_every:
+            self._save(state)
 
     def add(self, state: RegionState, report: Report) -> None:
         """Take one step, without waiting for it.
@@ -126,25 +128,60 @@ class Recording:
             state: after the step.
             report: of the step.
         """
-        if self._layout is None:
-            self._layout = self._write_layout(report)
-        self._step += 1
+        self.observe(state)
         self._waiting.add(report)
-        self._look_at(state)
         if due := self._waiting.due():
-            self._write(due)
+            self.take(self._waiting.fetch(due))
+
+    def observe(self, state: RegionState) -> None:
+        """Count a step, and digest and keep the state where its turn has come.
+
+        One half of :meth:`add`, for loops that fetch their reports themselves.
+
+        Args:
+            state: after the step, not yet given away.
+        """
+        self._step += 1
+        if self._every and self._step % self._every == 0:
+            self._digests.append((self._step, self._digest(self._plan, state)))
+        if self._snapshot_every and self._step % self._snapshot_every == 0:
+            self._save(state)
+
+    def take(self, reports: Report) -> None:
+        """Write the rows of steps that have run; the other half of :meth:`add`.
+
+        Args:
+            reports: of consecutive steps, stacked, on the host.
+
+        Raises:
+            OSError: if there is no room; the record then ends before these steps.
+        """
+        values = [getattr(reports, name) for name in _COLUMNS]
+        metrics = _scalars(reports.metrics)
+        values += [leaf for _, leaf in metrics]
+        if self._layout is None:
+            names = [*_COLUMNS, *(f"metrics/{path}".rstrip("/") for path, _ in metrics)]
+            dtypes = [str(value.dtype) for value in values]
+            columns = tuple(zip(names, dtypes, strict=True))
+            self._layout = on_disk.Layout(
+                columns, self._tensors, self._every, self._plan.fingerprint
+            )
+            on_disk.write_layout(self.folder, self._layout)
+        words = np.stack([on_disk.words_of(value) for value in values], axis=1)
+        steps = reports.step.tolist()
+        self._steps_file.append(on_disk.pack(self._layout.step_row, steps, words))
+        self._write_digests(steps[-1] + 1)
 
     def flush(self) -> None:
         """Write all that waits; waits for the steps under way."""
         while left := len(self._waiting):
-            self._write(min(left, FETCH))
-        self._write_digests(len(self._digests))
+            self.take(self._waiting.fetch(min(left, FETCH)))
 
     def close(self, status: str = "finished") -> None:
         """Write all that waits and close the files.
 
         Args:
-            status: how the run ended, for the manifest that `record` wrote.
+            status: how the run ended, for the manifest that :func:`record` wrote.
         """
         try:
             self.flush()
@@ -165,55 +202,25 @@ class Recording:
     ) -> None:
         self.close("finished" if error is None else "failed")
 
-    def _look_at(self, state: RegionState) -> None:
-        """Digest and keep the state, where its turn has come."""
-        first = self._layout is None and not self._digests
-        if self._every and (first or self._step % self._every == 0):
-            self._digests.append((self._step, self._digest(self._plan, state)))
-        if self._snapshot_every and self._step % self._snapshot_every == 0:
-            path = on_disk.snapshot_path(self.folder, self._step)
-            save_snapshot(path, self._plan, state)
+    def _save(self, state: RegionState) -> None:
+        path = on_disk.snapshot_path(self.folder, self._step)
+        save_snapshot(path, self._plan, state)
 
-    def _write_layout(self, report: Report) -> on_disk.Layout:
-        columns = [(name, str(getattr(report, name).dtype)) for name in _COLUMNS]
-        columns += [
-            (f"metrics/{path}".rstrip("/"), str(leaf.dtype))
-            for path, leaf in _scalars(report.metrics)
-        ]
-        layout = on_disk.Layout(
-            tuple(columns), self._tensors, self._every, self._plan.fingerprint
-        )
-        on_disk.write_layout(self.folder, layout)
-        return layout
-
-    def _write(self, count: int) -> None:
+    def _write_digests(self, step: int) -> None:
+        """Write the digests of states of at most that many steps."""
         assert self._layout is not None
-        reports = self._waiting.fetch(count)
-        values = [getattr(reports, name) for name in _COLUMNS]
-        values += [leaf for _, leaf in _scalars(reports.metrics, ndim=1)]
-        words = np.stack([on_disk.words_of(value) for value in values], axis=1)
-        steps = reports.step.tolist()
-        self._steps_file.append(on_disk.pack(self._layout.step_row, steps, words))
-        passed = sum(step <= steps[-1] + 1 for step, _ in self._digests)
-        self._write_digests(passed)
-
-    def _write_digests(self, count: int) -> None:
-        """Write the oldest digests, whose steps have been fetched."""
-        if not count:
-            return
-        steps = [step for step, _ in self._digests[:count]]
-        lanes = jax.device_get([lanes for _, lanes in self._digests[:count]])
-        row = on_disk.Layout((), self._tensors, self._every, "").digest_row
-        self._digests_file.append(on_disk.pack(row, steps, np.stack(lanes)))
-        del self._digests[:count]
+        ready = [pair for pair in self._digests if pair[0] <= step]
+        if ready:
+            lanes = jax.device_get([lanes for _, lanes in ready])
+            row, steps = self._layout.digest_row, [step for step, _ in ready]
+            self._digests_file.append(on_disk.pack(row, steps, np.stack(lanes)))
+            del self._digests[: len(ready)]
 
 
-def _scalars(metrics: Any, ndim: int = 0) -> list[tuple[str, Any]]:
-    """Return (path, leaf) of the metrics that are numbers of at most 32 bits."""
+def _scalars(metrics: Any) -> list[tuple[str, Any]]:
+    """Return (path, stacked leaf) of metrics that are numbers of at most 32 bits."""
     return [
         (path, leaf)
         for path, leaf in flatten(metrics)[0]
-        if jnp.ndim(leaf) == ndim
-        and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        and leaf.dtype.itemsize <= 4
+        if np.ndim(leaf) == 1 and leaf.dtype.itemsize <= 4
     ]
