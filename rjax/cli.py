@@ -1,7 +1,7 @@
-"""The command line: `rjax train`, `rjax plan` and `rjax bench`.
+"""The command line: `rjax train`, `plan`, `bench` and `compare`.
 
-Exit codes: 0 done, 1 the run failed, 2 bad input (one line says what to change),
-130 interrupted.
+Exit codes: 0 done, 1 the run failed or two runs differ, 2 bad input (one line says
+what to change), 130 interrupted.
 """
 
 import contextlib
@@ -18,16 +18,23 @@ import rjax
 from rjax.bench.command import bench
 from rjax.bench.measure import BenchError
 from rjax.bench.options import BenchOptions
+from rjax.compare_command import CompareOptions, compare_runs
 from rjax.runs.complaints import one_line
 from rjax.runs.errors import UsageError
 from rjax.runs.options import PlanOptions, TrainOptions
 from rjax.runs.train import print_plan, train
 
-Options = PlanOptions | BenchOptions
+Options = PlanOptions | BenchOptions | CompareOptions
 
-_COMMANDS = {"train": TrainOptions, "plan": PlanOptions, "bench": BenchOptions}
+_COMMANDS = {
+    "train": TrainOptions,
+    "plan": PlanOptions,
+    "bench": BenchOptions,
+    "compare": CompareOptions,
+}
 # The groups of options are for the eye: no flag carries their names.
 _CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
+_MISSING = "the folders of two runs are needed: rjax compare RUN_A RUN_B"
 _DESCRIPTION = "Mixed-precision training for JAX: static, explicit, one program a step."
 
 
@@ -69,6 +76,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(options: Options, argv: list[str]) -> int:
     if isinstance(options, BenchOptions):
         return bench(options)
+    if isinstance(options, CompareOptions):
+        return compare_runs(options)
     if isinstance(options, TrainOptions):
         return train(options, ["rjax", *argv])
     return print_plan(options)
@@ -99,6 +108,8 @@ def _parse(argv: list[str]) -> Options | None:
         if not stop.code:
             return None
         what = one_line(said.getvalue())
+        if what.startswith("missing from"):
+            what = _MISSING  # no other command has arguments that must be there
         raise UsageError(f"{what} (see rjax {argv[0]} --help)") from None
 
 

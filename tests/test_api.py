@@ -34,12 +34,14 @@ NAMES = [
     "ops",
     "optim",
     "replace_params",
+    "repro",
     "scaling",
     "stages",
     "stateless_loss",
 ]
 SUBMODULES = {
     "optim": ["adam", "adamw", "from_optax", "lars", "momentum", "nesterov", "sgd"],
+    "repro": ["compare", "deterministic", "digest", "record", "tensors"],
     "scaling": ["dynamic", "halving", "off", "static"],
     "stages": [
         *("begin", "forward_backward", "cast_deep_grads", "reduce_deep"),

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from rjax.plan import Plan
@@ -128,19 +129,23 @@ class Recording:
             state: after the step.
             report: of the step.
         """
-        self.observe(state)
+        self.observe(state, report)
         self._waiting.add(report)
         if due := self._waiting.due():
             self.take(self._waiting.fetch(due))
 
-    def observe(self, state: RegionState) -> None:
+    def observe(self, state: RegionState, report: Report) -> None:
         """Count a step, and digest and keep the state where its turn has come.
 
         One half of :meth:`add`, for loops that fetch their reports themselves.
 
         Args:
             state: after the step, not yet given away.
+            report: of the step; only its shapes and dtypes are looked at.
         """
+        if self._layout is None:
+            self._layout = self._described(report)
+            on_disk.write_layout(self.folder, self._layout)
         self._step += 1
         if self._every and self._step % self._every == 0:
             self._digests.append((self._step, self._digest(self._plan, state)))
@@ -156,17 +161,8 @@ class Recording:
         Raises:
             OSError: if there is no room; the record then ends before these steps.
         """
-        values = [getattr(reports, name) for name in _COLUMNS]
-        metrics = _scalars(reports.metrics)
-        values += [leaf for _, leaf in metrics]
-        if self._layout is None:
-            names = [*_COLUMNS, *(f"metrics/{path}".rstrip("/") for path, _ in metrics)]
-            dtypes = [str(value.dtype) for value in values]
-            columns = tuple(zip(names, dtypes, strict=True))
-            self._layout = on_disk.Layout(
-                columns, self._tensors, self._every, self._plan.fingerprint
-            )
-            on_disk.write_layout(self.folder, self._layout)
+        assert self._layout is not None, "observe comes first"
+        values = [values for _, values in _numbers(reports, ndim=1)]
         words = np.stack([on_disk.words_of(value) for value in values], axis=1)
         steps = reports.step.tolist()
         self._steps_file.append(on_disk.pack(self._layout.step_row, steps, words))
@@ -206,6 +202,12 @@ class Recording:
         path = on_disk.snapshot_path(self.folder, self._step)
         save_snapshot(path, self._plan, state)
 
+    def _described(self, report: Report) -> on_disk.Layout:
+        columns = [(name, str(value.dtype)) for name, value in _numbers(report, ndim=0)]
+        return on_disk.Layout(
+            tuple(columns), self._tensors, self._every, self._plan.fingerprint
+        )
+
     def _write_digests(self, step: int) -> None:
         """Write the digests of states of at most that many steps."""
         assert self._layout is not None
@@ -217,10 +219,19 @@ class Recording:
             del self._digests[: len(ready)]
 
 
-def _scalars(metrics: Any) -> list[tuple[str, Any]]:
-    """Return (path, stacked leaf) of metrics that are numbers of at most 32 bits."""
-    return [
-        (path, leaf)
-        for path, leaf in flatten(metrics)[0]
-        if np.ndim(leaf) == 1 and leaf.dtype.itemsize <= 4
+def _numbers(report: Report, ndim: int) -> list[tuple[str, Any]]:
+    """Return (column, value) of the numbers of a report.
+
+    Args:
+        report: of a step, or stacked.
+        ndim: 0, or 1 where stacked; a metric of more axes, or of more than 32 bits a
+            value, has no column.
+    """
+    metrics = [
+        (f"metrics/{path}".rstrip("/"), leaf)
+        for path, leaf in flatten(report.metrics)[0]
+        if leaf.ndim == ndim
+        and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        and leaf.dtype.itemsize <= 4
     ]
+    return [(name, getattr(report, name)) for name in _COLUMNS] + metrics

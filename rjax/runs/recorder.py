@@ -119,7 +119,7 @@ class Recorder:
             state: the state after it, not yet given away to the next step.
         """
         if self._recording is not None:
-            self._recording.observe(state)
+            self._recording.observe(state, report)
         self._waiting.add(report)
         if due := self._waiting.due():
             self._take(due, state)

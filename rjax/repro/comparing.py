@@ -1,0 +1,122 @@
+"""Compare the records of two runs: equal, nearly equal, or where they part."""
+
+import os
+
+from rjax.repro.comparison import (
+    ColumnDifference,
+    Comparison,
+    Distance,
+    Finding,
+    StateDifference,
+    Tolerance,
+)
+from rjax.repro.elements import distances, first_element
+from rjax.repro.manifests import causes
+from rjax.repro.opened import Opened, comparable, open_record
+from rjax.repro.scan import Digests, scan_digests, scan_steps
+from rjax.repro.structure import findings
+from rjax.repro.verdict import judge
+
+Distances = tuple[int, tuple[Distance, ...]] | None
+
+
+def compare(
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
+    *,
+    tolerance: Tolerance | None = None,
+) -> Comparison:
+    """Compare two runs by their records, bit by bit.
+
+    Bits decide: NaN equals NaN of the same bits, and -0 differs from 0. Both records
+    are read once, in pieces of bounded size; neither needs a device.
+
+    Args:
+        a: folder of a run, with `record/` and usually `manifest.json`.
+        b: folder of another run.
+        tolerance: what is still numerically equivalent; `None` for 1e-3 on the
+            numbers of every step and 1e-2 on the tensors of the last snapshots.
+
+    Returns:
+        The verdict, where the runs differ first, how, and what may be the cause.
+
+    Raises:
+        RecordError: if a record is missing, damaged, empty or of another format.
+
+    Example:
+        ::
+
+            print(rjax.repro.compare("runs/a", "runs/b"))
+    """
+    left, right = open_record(a), open_record(b)
+    steps, digests = scan_steps(left, right), scan_digests(left, right)
+    state = _state(left, right, digests)
+    column = next(iter(steps.columns), None)
+    found = findings(left, right, steps, digests)
+    apart = _distances(left, right, _first(state, column), found)
+    verdict, reason = judge(steps, digests, found, apart, tolerance or Tolerance())
+    plans = left.layout.plan, right.layout.plan
+    return Comparison(
+        verdict=verdict,
+        reason=reason,
+        first=_first(state, column),
+        state=state,
+        columns=steps.columns,
+        findings=found,
+        a=steps.tracks[0],
+        b=steps.tracks[1],
+        compared=(steps.common, digests.common),
+        equal=None if digests.equal < 0 else digests.equal,
+        distances=apart,
+        causes=causes(left.folder, right.folder, plans),
+    )
+
+
+def _first(
+    state: StateDifference | None, column: ColumnDifference | None
+) -> StateDifference | ColumnDifference | None:
+    """Return what comes earlier: the state after n steps, then numbers of step n."""
+    if state is None or column is None:
+        return state or column
+    return state if state.step <= column.step else column
+
+
+def _state(a: Opened, b: Opened, digests: Digests) -> StateDifference | None:
+    """Return the first digests that differ, with an element if there are snapshots."""
+    if digests.step is None:
+        return None
+    step, element, hint = digests.step, None, ""
+    if step in a.snapshots() & b.snapshots():
+        element = first_element(a, b, step, digests.tensors[0])
+        if element is None:
+            hint = f"The snapshots after {step} steps do not show it."
+    else:
+        # A first state always has a snapshot, so few others are wanted then.
+        many = step if step > max(a.first, b.first) else max(a.last, b.last) + 1
+        every = f"snapshot_every={many}"
+        hint = f"To see which element differs, record both runs with {every}."
+    return StateDifference(
+        step,
+        None if digests.equal < 0 else digests.equal,
+        digests.tensors,
+        len(comparable(a, b)[0]),
+        digests.a,
+        digests.b,
+        element,
+        hint,
+    )
+
+
+def _distances(
+    a: Opened,
+    b: Opened,
+    first: StateDifference | ColumnDifference | None,
+    found: tuple[Finding, ...],
+) -> Distances:
+    """Return how far apart the last snapshots in common are, if anything differs."""
+    differs = any(finding.kind in ("shape", "dtype") for finding in found)
+    if first is None and not differs:
+        return None
+    start = 0 if first is None else first.step
+    common = [step for step in a.snapshots() & b.snapshots() if step >= start]
+    return (max(common), distances(a, b, max(common))) if common else None

@@ -1,0 +1,167 @@
+"""Reads two records side by side, once, and notes where their words differ."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+
+from rjax.repro.bits import Bits, decode, relative
+from rjax.repro.comparison import ColumnDifference
+from rjax.repro.opened import Opened, ascending, comparable, pairs
+from rjax.repro.tensors import Tensor
+from rjax.repro.tracks import Track, Tracker
+
+# At one step: what goes into it, what comes out, what is decided, what is counted.
+# Metrics come out.
+_CAUSES = (
+    "scale", "learning_rate", "loss", "", "grad_norm", "offender", "bad_stats",
+    "applied", "skipped", "consecutive_skips",
+)  # fmt: skip
+# The same for the fields of a state that are not in their place in it already.
+_FIELDS = ("key", "frozen", "batch_stats", "opt_state", "mu", "nu", "master")
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """What the rows of the steps gave.
+
+    Attributes:
+        tracks: course of each run.
+        common: number of steps that both have.
+        columns: those that differ, the earliest first.
+    """
+
+    tracks: tuple[Track, Track]
+    common: int
+    columns: tuple[ColumnDifference, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Digests:
+    """What the rows of digests gave.
+
+    Attributes:
+        common: number of rows that both have.
+        alone: number of rows, within the steps that both have, that one has alone.
+        last: after how many steps the last of those was taken, -1 without any.
+        equal: the same of the last before the first that differs, -1 without any.
+        step: the same of the first that differs, `None` if none does.
+        tensors: those that differ there, causes before effects.
+        a: digest of the first of them in the first record, in hex.
+        b: the same in the second.
+    """
+
+    common: int
+    alone: tuple[int, int]
+    last: int
+    equal: int
+    step: int | None
+    tensors: tuple[Tensor, ...]
+    a: str
+    b: str
+
+
+def scan_steps(a: Opened, b: Opened) -> Steps:
+    """Compare the numbers of all steps."""
+    trackers = Tracker(a), Tracker(b)
+    columns = [
+        _Column(name, a.columns[name], b.columns[name])
+        for name in a.columns
+        if name in b.columns
+    ]
+    common = 0
+    for steps, left, right in pairs(trackers[0].rows(), trackers[1].rows()):
+        common += len(steps)
+        for column in columns:
+            column.add(steps, left, right)
+    found = [column.found for column in columns if column.found is not None]
+    found.sort(key=lambda column: (column.step, _place(column.name)))
+    tracks = trackers[0].track(), trackers[1].track()
+    return Steps(tracks, common, tuple(found))
+
+
+class _Column:
+    """Collects where one column differs."""
+
+    def __init__(self, name: str, a: tuple[int, str], b: tuple[int, str]) -> None:
+        self._name, self._a, self._b = name, a, b
+        self.found: ColumnDifference | None = None
+
+    def add(self, steps: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+        (place, dtype), (other, other_dtype) = self._a, self._b
+        a, b = left[:, place], right[:, other]
+        if dtype == other_dtype:
+            at = np.flatnonzero(a != b)
+            distances = relative(decode(a[at], dtype), decode(b[at], dtype))
+        else:  # other bits for equal numbers
+            distances = relative(decode(a, dtype), decode(b, other_dtype))
+            at = np.flatnonzero(distances)
+            distances = distances[at]
+        if not len(at):
+            return
+        if self.found is None:
+            i = at[0]
+            values = Bits(int(a[i]), dtype), Bits(int(b[i]), other_dtype)
+            self.found = ColumnDifference(int(steps[i]), self._name, *values, 0, 0.0)
+        self.found = dataclasses.replace(
+            self.found,
+            count=self.found.count + len(at),
+            largest=max(self.found.largest, float(distances.max())),
+        )
+
+
+def scan_digests(a: Opened, b: Opened) -> Digests:
+    """Compare the digests of all tensors that both have in one shape and dtype."""
+    tensors, here, there = comparable(a, b)
+    both = max(a.first, b.first), min(a.last, b.last) + 1
+    counters = _Counter(a, both), _Counter(b, both)
+    common, last, equal = 0, -1, -1
+    found: tuple[int, tuple[Tensor, ...], str, str] | None = None
+    for steps, left, right in pairs(counters[0].rows(), counters[1].rows()):
+        common, last = common + len(steps), int(steps[-1])
+        if found is not None:
+            continue
+        differ = (left[:, here] != right[:, there]).any(axis=-1)
+        rows = np.flatnonzero(differ.any(axis=1))
+        if not len(rows):
+            equal = last
+            continue
+        row = rows[0]
+        equal = int(steps[row - 1]) if row else equal
+        differing = np.flatnonzero(differ[row]).tolist()
+        order = sorted(differing, key=lambda i: _depth(tensors[i]))
+        one, other = left[row, here[order[0]]], right[row, there[order[0]]]
+        names = tuple(tensors[i] for i in order)
+        found = int(steps[row]), names, _hex(one), _hex(other)
+    alone = counters[0].count - common, counters[1].count - common
+    return Digests(common, alone, last, equal, *(found or (None, (), "", "")))
+
+
+class _Counter:
+    """Counts rows between two step numbers, both included."""
+
+    def __init__(self, record: Opened, bounds: tuple[int, int]) -> None:
+        self._record, self._bounds, self.count = record, bounds, 0
+
+    def rows(self) -> Iterator[np.ndarray]:
+        """Yield the rows of digests, in chunks, counting them."""
+        low, high = self._bounds
+        for chunk in ascending(self._record.digests):
+            inside = (chunk["step"] >= low) & (chunk["step"] <= high)
+            self.count += int(np.count_nonzero(inside))
+            yield chunk
+
+
+def _hex(lanes: np.ndarray) -> str:
+    return f"{lanes[1]:08x}{lanes[0]:08x}"
+
+
+def _place(column: str) -> int:
+    """Return the place of a column among the causes and effects in a step."""
+    return _CAUSES.index(column if column in _CAUSES else "")
+
+
+def _depth(tensor: Tensor) -> int:
+    """Return the place of a tensor's field; equal places stay in the state's order."""
+    field = tensor.field
+    return _FIELDS.index(field) if field in _FIELDS else len(_FIELDS)
