@@ -94,7 +94,10 @@ def _state(a: Opened, b: Opened, digests: Digests) -> StateDifference | None:
         # A first state always has a snapshot, so few others are wanted then.
         many = step if step > max(a.first, b.first) else max(a.last, b.last) + 1
         every = f"snapshot_every={many}"
-        hint = f"To see which element differs, record both runs with {every}."
+        hint = (
+            f"To see which element differs, record both runs with {every}, or add "
+            f"--replay {step} to `rjax compare` of two runs of `rjax train`."
+        )
     return StateDifference(
         step,
         None if digests.equal < 0 else digests.equal,
