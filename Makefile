@@ -31,14 +31,14 @@ demo: $(STAMP) ## train an MLP on digits in fp16 with EMA, into runs/demo
 test: lint ## lint, types, then all tests on all cores
 	$(VENV)/bin/python -m pytest -n auto --durations=15
 
-test-new: ## the tests on the newest Python, with the newest jax it can have
+test-new: ## all but the slow tests on the newest Python, with the newest jax
 	@new=$$($(if $(PYTHON_NEW),'$(PYTHON_NEW)',false) -V 2>/dev/null); \
 	if [ -z "$$new" ]; then \
 	  echo "test-new: skipped, no Python 3.12 or newer found (set PYTHON_NEW=)"; \
 	elif [ "$$new" = "$$($(VENV)/bin/python -V 2>/dev/null)" ]; then \
 	  echo "test-new: skipped, $(VENV) already is on the newest Python found"; \
 	else \
-	  $(MAKE) $(STAMP_NEW) && $(VENV_NEW)/bin/python -m pytest -n auto --durations=15; \
+	  $(MAKE) $(STAMP_NEW) && $(VENV_NEW)/bin/python -m pytest -n auto --durations=15 -m 'not slow'; \
 	fi
 
 lint: $(STAMP) ## ruff check, ruff format --check, pyright

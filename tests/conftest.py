@@ -3,6 +3,7 @@
 import glob
 import os
 import random
+import signal
 from collections.abc import Iterator
 
 # Read by jax when it first looks for devices, so set before anything imports it. On a
@@ -61,6 +62,12 @@ def fixed_seeds() -> None:
     """Start every test from the same global random state."""
     random.seed(0)
     np.random.seed(0)
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C through, which a job in the background starts without."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

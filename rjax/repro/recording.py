@@ -34,6 +34,10 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+# One program for every record of a plan.
+_jitted_digest = jax.jit(digest, static_argnums=0)
+
+
 def record(
     folder: str | os.PathLike[str],
     plan: Plan,
@@ -108,7 +112,6 @@ class Recording:
         self._manifest = manifest
         self._waiting = Waiting()
         self._digests: list[tuple[int, jax.Array]] = []
-        self._digest = jax.jit(digest, static_argnums=0)
         self._step = int(state.step)
         self._layout: on_disk.Layout | None = None
         self._tensors = tensors(plan, state)
@@ -116,7 +119,7 @@ class Recording:
         self._steps_file = AppendOnly(folder / on_disk.STEPS)
         self._digests_file = AppendOnly(folder / on_disk.DIGESTS)
         if every:
-            self._digests.append((self._step, self._digest(plan, state)))
+            self._digests.append((self._step, _jitted_digest(plan, state)))
         if snapshot_every:
             self._save(state)
 
@@ -148,7 +151,7 @@ class Recording:
             on_disk.write_layout(self.folder, self._layout)
         self._step += 1
         if self._every and self._step % self._every == 0:
-            self._digests.append((self._step, self._digest(self._plan, state)))
+            self._digests.append((self._step, _jitted_digest(self._plan, state)))
         if self._snapshot_every and self._step % self._snapshot_every == 0:
             self._save(state)
 

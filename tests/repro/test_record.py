@@ -292,6 +292,7 @@ with repro.record({folder!r}, made.plan, state, every=3) as recording:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_a_killed_run_leaves_a_readable_record(tmp_path, seed):
     paths = [str(Path(__file__).parents[1]), str(Path(rjax.__file__).parents[1])]

@@ -32,6 +32,7 @@ def test_the_options_are_those_of_the_run(runs):
     assert options.rate.learning_rate == 0.1 and options.output.record_every == 5
 
 
+@pytest.mark.slow
 def test_a_replay_shows_the_element(runs, capsys):
     assert main(["compare", str(runs / "a"), str(runs / "b"), "--replay", "5"]) == 1
     whole, _, rest = capsys.readouterr().out.partition("\nreplaying")
