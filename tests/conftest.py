@@ -19,7 +19,7 @@ from hypothesis import settings  # noqa: E402
 
 # A first example compiles: no deadline fits both it and the ones after it.
 settings.register_profile("local", deadline=None, max_examples=25)
-settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 

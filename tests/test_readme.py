@@ -12,7 +12,7 @@ README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
 PYTHON = re.findall(r"```python\n(.*?)```", README, re.S)
 COMMANDS = re.findall(r"^(rjax .*?) *(?:#.*)?$", README, re.M)
 
-pytestmark = pytest.mark.standard_promotion
+pytestmark = [pytest.mark.standard_promotion, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -43,6 +43,7 @@ def test_idx_files_are_learnt_and_every_test_image_is_seen_once(
     assert manifest["results"]["test"]["master"]["accuracy"] > 0.8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "model"),
     [("binary", "cnn --width 8"), ("python", "mlp --learning-rate 0.01")],

@@ -106,6 +106,7 @@ def test_the_seed_decides_every_bit(finished: tuple[str, str], seed: int) -> Non
     assert (read_lines(finished[0]) == read_lines()) == (seed == 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -131,6 +132,7 @@ def test_every_option_serves(options: str, capsys: pytest.CaptureFixture[str]) -
             assert str(told[name[2:].replace("-", "_")]).removesuffix(".0") == value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options", ["--model cnn --width 4", "--model resnet --blocks 1 --width 4"]
 )
