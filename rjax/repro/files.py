@@ -1,6 +1,26 @@
-"""Files that grow by whole rows and are whole at any moment."""
+"""Files that are whole at any moment: replaced in one go, or grown by whole rows."""
 
+import os
 from pathlib import Path
+
+
+def write_atomically(path: Path, content: str | bytes | memoryview) -> None:
+    """Replace `path` by `content`, so that a reader never sees a part of it.
+
+    Raises:
+        OSError: as the file system says; what lay there before stays.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    data = content.encode() if isinstance(content, str) else content
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 class AppendOnly:

@@ -22,7 +22,8 @@ from typing import Any
 import numpy as np
 
 from rjax.repro.errors import RecordError
-from rjax.repro.manifest import dumps, write_atomically
+from rjax.repro.files import write_atomically
+from rjax.repro.manifest import dumps
 from rjax.repro.tensors import Tensor
 
 FORMAT = 1

@@ -23,6 +23,7 @@ import numpy as np
 import rjax
 from rjax.data.dataset import Dataset
 from rjax.data.examples import num_examples
+from rjax.repro.files import write_atomically
 
 FORMAT = 1
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -162,20 +163,6 @@ def dumps(value: Any, indent: int | None = None) -> str:
         return json.dumps(value, indent=indent, allow_nan=False)
     except (TypeError, ValueError):
         return json.dumps(plain(value), indent=indent, allow_nan=False)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`, so that a reader never sees a part of it."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -1,7 +1,6 @@
 """Snapshots: every tensor of a state on disk, to look at single elements."""
 
 import io
-import os
 import zipfile
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from rjax.plan import Plan
 from rjax.repro.errors import RecordError
+from rjax.repro.files import write_atomically
 from rjax.repro.tensors import tensors, values
 from rjax.state import RegionState
 
@@ -27,16 +27,7 @@ def save_snapshot(path: Path, plan: Plan, state: RegionState) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, **arrays)  # pyright: ignore[reportArgumentType]
     path.parent.mkdir(exist_ok=True)
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(buffer.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    write_atomically(path, buffer.getbuffer())
 
 
 def load_tensor(path: Path, name: str) -> np.ndarray:

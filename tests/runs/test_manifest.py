@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import rjax
+from rjax.repro.files import write_atomically
 from rjax.repro.manifest import (
     Manifest,
     describe_data,
@@ -21,7 +22,6 @@ from rjax.repro.manifest import (
     describe_source,
     dumps,
     plain,
-    write_atomically,
 )
 from rjax.runs.errors import UsageError
 from rjax.runs.folder import claim_folder
@@ -85,6 +85,7 @@ def test_a_failed_write_keeps_the_old_text(
     with pytest.raises(OSError, match="No space left"):
         write_atomically(path, "new\n")
     assert path.read_text() == "old\n"
+    assert os.listdir(tmp_path) == ["manifest.json"]
 
 
 def test_a_manifest_says_running_until_it_is_finished(tmp_path: Path) -> None:
