@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _complain(name, f"cannot go on: {error}", 1)
     except KeyboardInterrupt as stop:
         code = getattr(stop, "code", 130)
-        return _complain(name, "interrupted before the first step", code)
+        return _complain(name, "interrupted", code)
 
 
 def _run(options: Options, argv: list[str]) -> int:

@@ -34,7 +34,7 @@ class Interrupts:
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
-        self._holding = False
+        self._depth = 0
         self._waiting: int | None = None
         self._former: dict[int, object] = {}
 
@@ -49,13 +49,22 @@ class Interrupts:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Let a first signal wait until the body is done; a second one is obeyed."""
-        self._holding = True
-        try:
+        """Let a first signal wait until the body is done; a second one is obeyed.
+
+        Bodies may nest; the outermost one counts.
+        """
+        with self._counted():
             yield
-        finally:
-            self._holding = False
-        self.obey()
+        if not self._depth:
+            self.obey()
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """As `held`, around the end of the work: nothing is left to stop then."""
+        with self._counted():
+            yield
+        if not self._depth:
+            self._waiting = None
 
     def obey(self) -> None:
         """Raise what came while it was held."""
@@ -63,9 +72,17 @@ class Interrupts:
             signum, self._waiting = self._waiting, None
             raise Interrupted(signum)
 
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
     def _arrive(self, signum: int, frame: FrameType | None) -> None:
         del frame
-        if self._holding and self._waiting is None:
+        if self._depth and self._waiting is None:
             self._waiting = signum
         else:
             raise Interrupted(signum)

