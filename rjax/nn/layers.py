@@ -22,6 +22,7 @@ from rjax.ops.batch_norm import (
     values_per_channel,
 )
 from rjax.ops.dense import dense
+from rjax.ops.max_pool import Window
 
 
 def _he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -128,6 +129,7 @@ class BatchNorm(nn.Module):
       eps: added to the variance.
       momentum: weight of a new batch in the running statistics.
       relu: whether to clamp the result at zero.
+      pool: keeps the largest value of each window then; images only.
       axis_name: mesh axes whose devices share their batch statistics.
 
     Example:
@@ -142,19 +144,30 @@ class BatchNorm(nn.Module):
     eps: float = 1e-5
     momentum: float = 0.1
     relu: bool = False
+    pool: Window | None = None
     axis_name: str | tuple[str, ...] | None = None
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "*batch channels"], use_running_average: bool
+        self,
+        x: Float[Array, "*batch channels"],
+        use_running_average: bool,
+        residual: Float[Array, "*batch channels"] | None = None,
     ) -> Float[Array, "*batch channels"]:
-        """Return x normalised by the running statistics, or by its own."""
+        """Return x normalised by the running statistics, or by its own.
+
+        Args:
+          x: channel last.
+          use_running_average: whether by the running ones.
+          residual: added before the ReLU, in shape and dtype of x.
+        """
         shape = x.shape[-1:]
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
         var = self.variable("batch_stats", "var", jnp.ones, shape, jnp.float32)
-        how = {"eps": self.eps, "relu": self.relu}
+        how: dict[str, Any] = {"eps": self.eps, "relu": self.relu, "pool": self.pool}
+        how["residual"] = residual
         if use_running_average:
             return batch_norm_inference(x, scale, bias, mean.value, var.value, **how)
         if self.is_initializing():  # no mesh axis is bound and no statistic moves
@@ -170,7 +183,7 @@ class BatchNorm(nn.Module):
 
 
 class ConvBNReLU(nn.Module):
-    """Convolve without a bias, normalise by batch norm, clamp at zero ("CBR").
+    """Convolve without a bias, normalise by batch norm, clamp at zero ("CBR"), pool.
 
     Attributes:
       features: output channels.
@@ -178,6 +191,7 @@ class ConvBNReLU(nn.Module):
       strides: steps along height and width, or one int for both.
       padding: as in `Conv`.
       axis_name: as in `BatchNorm`.
+      pool: as in `BatchNorm`.
 
     Example:
       >>> layer = ConvBNReLU(4)
@@ -191,6 +205,7 @@ class ConvBNReLU(nn.Module):
     strides: int | tuple[int, int] = 1
     padding: str | Sequence[tuple[int, int]] = "SAME"
     axis_name: str | tuple[str, ...] | None = None
+    pool: Window | None = None
 
     @nn.compact
     def __call__(
@@ -205,7 +220,8 @@ class ConvBNReLU(nn.Module):
             use_bias=False,
             name="conv",
         )
-        norm = BatchNorm(relu=True, axis_name=self.axis_name, name="bn")
+        axis = self.axis_name
+        norm = BatchNorm(relu=True, pool=self.pool, axis_name=axis, name="bn")
         return norm(conv(x), use_running_average=not train)
 
 

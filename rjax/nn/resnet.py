@@ -19,8 +19,8 @@ class BasicBlock(nn.Module):
     """Add two 3x3 convolutions to their input ("basic block").
 
     `relu(bn2(conv2(cbr1(x))) + shortcut(x))`, where `shortcut` is x itself or, if its
-    shape differs, a 1x1 convolution and a batch norm. The sum and its ReLU are in the
-    kernels' dtype.
+    shape differs, a 1x1 convolution and a batch norm. The last norm adds and clamps in
+    float32, and rounds once.
 
     Attributes:
       features: output channels.
@@ -48,12 +48,12 @@ class BasicBlock(nn.Module):
         width, axis = self.features, self.axis_name
         y = ConvBNReLU(width, 3, self.strides, _AROUND, axis, name="cbr1")(x, train)
         y = Conv(width, 3, padding=_AROUND, use_bias=False, name="conv2")(y)
-        y = BatchNorm(axis_name=axis, name="bn2")(y, use_running_average=not train)
         if x.shape != y.shape:
             project = Conv(width, 1, self.strides, use_bias=False, name="shortcut_conv")
             norm = BatchNorm(axis_name=axis, name="shortcut_bn")
             x = norm(project(x), use_running_average=not train)
-        return nn.relu(y + x.astype(y.dtype))
+        norm = BatchNorm(relu=True, axis_name=axis, name="bn2")
+        return norm(y, use_running_average=not train, residual=x.astype(y.dtype))
 
 
 class ResNet(nn.Module):

@@ -10,6 +10,7 @@ from rjax.ops.check_finite import check_finite
 from rjax.ops.dense import dense
 from rjax.ops.digest import digest, digest_slots
 from rjax.ops.ema import ema
+from rjax.ops.max_pool import max_pool
 from rjax.ops.softmax_cross_entropy import softmax_cross_entropy
 from rjax.ops.update import fused_update, unscale, update
 
@@ -23,6 +24,7 @@ __all__ = [
     "digest_slots",
     "ema",
     "fused_update",
+    "max_pool",
     "softmax_cross_entropy",
     "unscale",
     "update",

@@ -50,6 +50,11 @@ def mode(target: str = "device", block: int | None = None) -> Iterator[None]:
         _MODE.reset(token)
 
 
+def current() -> Mode:
+    """Return the mode in force."""
+    return _MODE.get()
+
+
 def why_not() -> str | None:
     """Return the sentence that says why no kernel can run here, or `None`."""
     if jax.__version_info__ < (0, 11):

@@ -4,12 +4,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
-from rjax.ops.batch_norm import base
-from rjax.ops.dispatch import resolve
+from rjax.ops.batch_norm import training
+from rjax.ops.batch_norm.running import fold
 from rjax.ops.manual_axes import align
-
-_TRAINING = {"xla": base.batch_norm}
-_INFERENCE = {"xla": base.batch_norm_inference}
+from rjax.ops.max_pool.window import Window
 
 
 def batch_norm(
@@ -19,6 +17,8 @@ def batch_norm(
     *,
     eps: float = 1e-5,
     relu: bool = False,
+    residual: Float[Array, "*batch channels"] | None = None,
+    pool: Window | None = None,
     axis_name: str | tuple[str, ...] | None = None,
     implementation: str | None = None,
 ) -> tuple[
@@ -29,10 +29,15 @@ def batch_norm(
     """Normalise each channel by the statistics of this batch.
 
     Equals, over all axes but the last and in float32,
-    `y = (x - mean(x)) / sqrt(var(x) + eps) * scale + bias`, then a ReLU if asked for,
-    rounded once to the dtype of x. Statistics accumulate in float32 as trees of
-    centred sums, so that they survive a mean far above the spread. The backward pass
-    keeps x, recomputes the rest (the ReLU mask too) and rounds each gradient once.
+    `y = (x - mean(x)) / sqrt(var(x) + eps) * scale + bias`, then what is asked for: the
+    residual is added, a ReLU clamps, windows are pooled. Rounded once, at the end, to
+    the dtype of x. Statistics accumulate in float32, each part of the batch about its
+    own mean, so that they survive a mean far above the spread.
+
+    Each pass (statistics, apply; backward reduce, gradient) reads every array once.
+    The backward pass keeps x and recomputes the rest, the ReLU mask and the places of
+    the largest values too; after a residual and a ReLU it keeps y as well, which the
+    next layer keeps anyway. Each gradient is rounded once.
 
     The returned statistics are for `running_update`: they are **not differentiable**,
     a loss that depends on them gets no gradient through them.
@@ -43,17 +48,24 @@ def batch_norm(
       bias: any floating dtype, `[channels]`.
       eps: added to the variance.
       relu: whether to clamp the result at zero.
+      residual: added before the ReLU, in shape and dtype of x. Its gradient is that of
+        the sum.
+      pool: keeps the largest value of each window, after the ReLU; x is then
+        `[batch, height, width, channels]` and there is no residual. The gradient goes
+        to the first element that has that value, before rounding.
       axis_name: mesh (or `vmap`) axes whose devices share their statistics. The
         gradients of `scale` and `bias` stay those of the local part of the batch.
-      implementation: `"xla"`, or `None` to let rjax choose.
+      implementation: `"xla"`, `"mosaic_gpu"`, or `None` to let rjax choose for each
+        pass. The kernels agree with XLA within the order of float32 sums.
 
     Returns:
-      `(y, mean, var)`: y in shape and dtype of x; mean and biased variance of the
-      batch, float32 `[channels]`.
+      `(y, mean, var)`: y in the dtype of x, and of its shape unless it is pooled; mean
+      and biased variance of the batch, float32 `[channels]`.
 
     Raises:
-      ValueError: a dtype, a shape or `eps` is wrong, or channels have fewer than two
-        values.
+      ValueError: a dtype, a shape or `eps` is wrong, channels have fewer than two
+        values, or there are both a residual and pooling.
+      NotImplementedError: if the implementation named cannot serve.
 
     Example:
       >>> x = jnp.array([[1.0], [3.0]], jnp.float16)
@@ -65,17 +77,22 @@ def batch_norm(
     Formula: Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, algorithm 1;
       backward `dx = scale * istd * (dy - sum(dy) / n - xhat * sum(dy * xhat) / n)`.
     """
-    run = resolve("batch_norm", implementation, _TRAINING)
     x, scale, bias = (jnp.asarray(a) for a in (x, scale, bias))
-    _validate(x, eps, {"scale": scale, "bias": bias})
-    n = base.values_per_channel(x, axis_name)
+    _validate(x, eps, {"scale": scale, "bias": bias}, residual, pool)
+    n = training.values_per_channel(x, axis_name)
     if n < 2:
         raise ValueError(
             f"`x` must have at least 2 values per channel, got {n} in shape {x.shape}; "
             "use a larger batch, or `batch_norm_inference`."
         )
-    x, scale, bias = align(x, scale, bias)
-    return run(x, scale, bias, float(eps), bool(relu), axis_name)
+    how = training.How(
+        float(eps), bool(relu), residual is not None, pool, axis_name, implementation
+    )
+    if residual is None:
+        x, scale, bias = align(x, scale, bias)
+    else:
+        x, scale, bias, residual = align(x, scale, bias, residual)
+    return training.batch_norm(how, x, scale, bias, residual)
 
 
 def batch_norm_inference(
@@ -87,13 +104,15 @@ def batch_norm_inference(
     *,
     eps: float = 1e-5,
     relu: bool = False,
+    residual: Float[Array, "*batch channels"] | None = None,
+    pool: Window | None = None,
     implementation: str | None = None,
 ) -> Float[Array, "*batch channels"]:
     """Normalise each channel by given statistics, as a trained model does.
 
     Equals `x * eq_scale + eq_bias` with the two factors of `fold`, computed in float32,
-    then a ReLU if asked for, rounded once to the dtype of x. Differentiable in all
-    arrays.
+    then what is asked for as in
+    :func:`batch_norm`, rounded once to the dtype of x. Differentiable in all arrays.
 
     Args:
       x: any floating dtype, channel last.
@@ -103,26 +122,39 @@ def batch_norm_inference(
       var: floating `[channels]`, the running variance.
       eps: added to the variance.
       relu: whether to clamp the result at zero.
-      implementation: `"xla"`, or `None` to let rjax choose.
+      residual: as in :func:`batch_norm`.
+      pool: as in :func:`batch_norm`.
+      implementation: `"xla"`, `"mosaic_gpu"`, or `None` to let rjax choose.
 
     Returns:
-      An array of the shape and dtype of x.
+      An array of the dtype of x, and of its shape unless it is pooled.
 
     Raises:
-      ValueError: a dtype, a shape or `eps` is wrong.
+      ValueError: a dtype, a shape or `eps` is wrong, or there are both a residual and
+        pooling.
+      NotImplementedError: if the implementation named cannot serve.
 
     Example:
       >>> one = jnp.ones(1)
       >>> batch_norm_inference(jnp.array([[3.0]]), one, one, one, 4 * one).round(3)
       Array([[2.]], dtype=float32)
     """
-    run = resolve("batch_norm_inference", implementation, _INFERENCE)
     x, scale, bias, mean, var = (jnp.asarray(a) for a in (x, scale, bias, mean, var))
-    _validate(x, eps, {"scale": scale, "bias": bias, "mean": mean, "var": var})
-    return run(x, scale, bias, mean, var, float(eps), bool(relu))
+    per_channel = {"scale": scale, "bias": bias, "mean": mean, "var": var}
+    _validate(x, eps, per_channel, residual, pool)
+    eq_scale, eq_bias = fold(scale, bias, mean, var, eps)
+    vectors = jnp.zeros_like(eq_bias), eq_scale, eq_bias
+    options = {"relu": bool(relu), "window": pool, "implementation": implementation}
+    return training.run_pass("apply", x, *vectors, residual, **options)
 
 
-def _validate(x: jax.Array, eps: float, per_channel: dict[str, jax.Array]) -> None:
+def _validate(
+    x: jax.Array,
+    eps: float,
+    per_channel: dict[str, jax.Array],
+    residual: jax.Array | None,
+    pool: Window | None,
+) -> None:
     for name, array in ({"x": x} | per_channel).items():
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise ValueError(
@@ -142,3 +174,19 @@ def _validate(x: jax.Array, eps: float, per_channel: dict[str, jax.Array]) -> No
             )
     if not eps > 0.0:
         raise ValueError(f"`eps` must be above 0, got {eps}; the usual value is 1e-5.")
+    if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
+        raise ValueError(
+            f"`residual` must be like `x`, {x.dtype} of shape {x.shape}, got "
+            f"{residual.dtype} of shape {residual.shape}; project or convert it first."
+        )
+    if pool is None:
+        return
+    if residual is not None:
+        raise ValueError(
+            "`residual` and `pool` cannot both be given; pool the sum by `max_pool`."
+        )
+    if x.ndim != 4:
+        raise ValueError(
+            "`x` must be images [batch, height, width, channels] to be pooled, got "
+            f"shape {x.shape}; leave `pool` out."
+        )

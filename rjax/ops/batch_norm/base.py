@@ -1,135 +1,134 @@
-"""Batch norm in plain jnp: reference, fallback and documentation.
+"""The passes of a batch norm in plain jnp: reference, fallback and documentation.
 
-Inside, x is rows of channels, `[n, channels]` in float32.
+Vectors are f32[channels]. Inside, values are float32; what is stored is rounded once.
+`window` pools the result: a window of it keeps its largest value, and that one's
+gradient goes to the first element that has it.
 """
-
-import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from rjax.ops.batch_norm.running import fold
-
-AxisName = str | tuple[str, ...] | None
-_Outputs = tuple[jax.Array, jax.Array, jax.Array]
-_Residuals = tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
-
-# Rows summed one after the other before partial sums are combined: a long running sum
-# in float32 rounds every addend to its own large unit.
-_BLOCK = 1024
+from rjax.ops.batch_norm.moments import column_sums, moments
+from rjax.ops.max_pool.base import first_largest, pooled, spread
+from rjax.ops.max_pool.window import Window
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
-def batch_norm(
+def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return mean and sum of squared deviations of each channel."""
+    return moments(_rows(x))
+
+
+def apply(
     x: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
-    eps: float,
-    relu: bool,
-    axis_name: AxisName,
-) -> _Outputs:
-    """Return (y, mean, biased var); see the API page."""
-    return _forward(x, scale, bias, eps, relu, axis_name)[0]
-
-
-def batch_norm_inference(
-    x: jax.Array,
-    scale: jax.Array,
-    bias: jax.Array,
     mean: jax.Array,
-    var: jax.Array,
-    eps: float,
-    relu: bool,
-) -> jax.Array:
-    """Return y from given statistics; see the API page."""
-    eq_scale, eq_bias = fold(scale, bias, mean, var, eps)
-    z = _rows(x) * eq_scale[None] + eq_bias[None]
-    z = jnp.maximum(z, 0.0) if relu else z
-    return z.astype(x.dtype).reshape(x.shape)
-
-
-def values_per_channel(x: jax.Array, axis_name: AxisName) -> int:
-    """Return how many values each channel has, over all devices of the axes."""
-    devices = 1 if axis_name is None else lax.axis_size(axis_name)
-    return devices * (x.size // max(x.shape[-1], 1))
-
-
-def _forward(
-    x: jax.Array,
-    scale: jax.Array,
+    factor: jax.Array,
     bias: jax.Array,
-    eps: float,
+    residual: jax.Array | None,
     relu: bool,
-    axis_name: AxisName,
-) -> tuple[_Outputs, _Residuals]:
-    mean, var = _statistics(_rows(x), values_per_channel(x, axis_name), axis_name)
-    istd = lax.rsqrt(var + eps)
-    _, z = _normalise(x, scale, bias, mean, istd)
-    y = jnp.maximum(z, 0.0) if relu else z
-    y = y.astype(x.dtype).reshape(x.shape)
-    return (y, mean, var), (x, scale, bias, mean, istd)
+    window: Window | None,
+) -> jax.Array:
+    """Return `(x - mean) * factor + bias`, plus `residual`, clamped at 0, pooled."""
+    z = _scaled(x, mean, factor, bias)
+    z = z if residual is None else z + residual.astype(jnp.float32)
+    z = jnp.maximum(z, 0.0) if relu else z
+    z = z if window is None else pooled(z, window)
+    return z.astype(x.dtype)
 
 
-def _backward(
-    eps: float, relu: bool, axis_name: AxisName, residuals: _Residuals, cts: _Outputs
-) -> _Outputs:
-    del eps
-    x, scale, bias, mean, istd = residuals
-    n = float(values_per_channel(x, axis_name))
-    xhat, z = _normalise(x, scale, bias, mean, istd)
-    dy = _rows(cts[0])  # the statistics are not differentiable outputs
-    if relu:
-        dy = jnp.where(z > 0.0, dy, 0.0)
-    dbias, dscale = _column_sums(dy), _column_sums(dy * xhat)
-    # dx needs the sums over every device, the parameters' own gradients stay local:
-    # the caller reduces those together with all others.
-    mean_dy, mean_dy_xhat = (_psum(s, axis_name)[None] / n for s in (dbias, dscale))
-    factor = (scale.astype(jnp.float32) * istd)[None]
-    dx = factor * (dy - mean_dy - xhat * mean_dy_xhat)
-    dx = dx.astype(x.dtype).reshape(x.shape)
-    return dx, dscale.astype(scale.dtype), dbias.astype(bias.dtype)
+def reduce(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    y: jax.Array | None,
+    relu: bool,
+    window: Window | None,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return the sums of dz and of `dz * (x - mean)`, and dz where y was needed for it.
 
+    Args:
+        x: what was normalised.
+        dy: gradient of the result, of its shape and dtype.
+        mean: as in :func:`apply`.
+        factor: as in :func:`apply`.
+        bias: as in :func:`apply`.
+        y: the result where a residual was added and clamped, else `None`.
+        relu: whether the result was clamped: then dz is 0 where it is 0.
+        window: how it was pooled.
 
-batch_norm.defvjp(_forward, _backward)
-
-
-def _statistics(
-    rows: jax.Array, n: int, axis_name: AxisName
-) -> tuple[jax.Array, jax.Array]:
-    """Return mean and biased variance, safe where |mean| is far above the spread.
-
-    The second pass centres on the rounded mean of the first, and what that rounding
-    left over corrects both results.
+    Returns:
+        f32[channels] twice, and dz in the dtype of dy, or `None`.
     """
-    rough = _psum(_column_sums(rows), axis_name) / float(n)
-    centred = rows - rough[None]
-    rest = _psum(_column_sums(centred), axis_name) / float(n)
-    square = _psum(_column_sums(centred * centred), axis_name) / float(n)
-    return rough + rest, jnp.maximum(square - rest * rest, 0.0)
+    dz = _dz(x, dy, mean, factor, bias, y, relu, window)
+    products = dz * _centred(x, mean)
+    sums = column_sums(_rows(dz)), column_sums(_rows(products))
+    return *sums, None if y is None else dz.astype(dy.dtype)
 
 
-def _normalise(
-    x: jax.Array, scale: jax.Array, bias: jax.Array, mean: jax.Array, istd: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return the standardised rows, and their scaled and shifted form."""
-    xhat = (_rows(x) - mean[None]) * istd[None]
-    scale, bias = scale.astype(jnp.float32), bias.astype(jnp.float32)
-    return xhat, xhat * scale[None] + bias[None]
+def gradient(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    dz_mean: jax.Array,
+    slope: jax.Array,
+    relu: bool,
+    window: Window | None,
+) -> jax.Array:
+    """Return `factor * (dz - dz_mean - (x - mean) * slope)` in the dtype of x.
+
+    Args:
+        x: what was normalised.
+        dy: gradient of the result, or dz where neither `relu` nor `window` is given.
+        mean: as in :func:`apply`.
+        factor: as in :func:`apply`.
+        bias: as in :func:`apply`.
+        dz_mean: mean of dz.
+        slope: mean of `dz * (x - mean)`, over the variance.
+        relu: as in :func:`reduce`.
+        window: as in :func:`reduce`.
+    """
+    dz = _dz(x, dy, mean, factor, bias, None, relu, window)
+    factor, dz_mean, slope = (_like(x, v) for v in (factor, dz_mean, slope))
+    return (factor * (dz - dz_mean - _centred(x, mean) * slope)).astype(x.dtype)
+
+
+def _dz(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    y: jax.Array | None,
+    relu: bool,
+    window: Window | None,
+) -> jax.Array:
+    """Return the gradient before clamp and pooling, in float32."""
+    dz = dy.astype(jnp.float32)
+    if not relu and window is None:
+        return dz
+    z = _scaled(x, mean, factor, bias) if y is None else y
+    if window is not None:
+        dz = spread(first_largest(z, window), dz, window, z.shape)
+    return jnp.where(z > 0.0, dz, 0.0) if relu else dz
+
+
+def _scaled(
+    x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array
+) -> jax.Array:
+    return _centred(x, mean) * _like(x, factor) + _like(x, bias)
+
+
+def _centred(x: jax.Array, mean: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32) - _like(x, mean)
+
+
+def _like(x: jax.Array, vector: jax.Array) -> jax.Array:
+    """Return a `[channels]` vector with as many axes as x."""
+    return vector.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def _rows(x: jax.Array) -> jax.Array:
     return x.reshape(-1, x.shape[-1]).astype(jnp.float32)
-
-
-def _column_sums(rows: jax.Array) -> jax.Array:
-    """Sum `[n, channels]` over n as a tree of blocks."""
-    while rows.shape[0] > _BLOCK:
-        rows = jnp.pad(rows, ((0, -rows.shape[0] % _BLOCK), (0, 0)))
-        rows = rows.reshape(-1, _BLOCK, rows.shape[-1]).sum(1)
-        rows = lax.optimization_barrier(rows)  # or XLA merges the levels into one
-    return rows.sum(0)
-
-
-def _psum(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    return x if axis_name is None else lax.psum(x, axis_name)

@@ -1,0 +1,255 @@
+"""Pallas kernels: each pass of a batch norm reads every array once.
+
+A program goes down one strip of columns (:mod:`rjax.ops.batch_norm.columns`). Sums over
+rows stay in registers; each program writes one partial result, and XLA puts those
+together in a fixed order: no atomics, the same bits every time.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from rjax.ops import mosaic
+from rjax.ops.batch_norm.columns import Shares, Walk, across, columns, share
+from rjax.ops.batch_norm.moments import column_sums, merge, typical
+from rjax.ops.max_pool.window import Window
+
+# Programs of passes that keep sums, and of those that write; rows in flight of each.
+_SUMS, _SUMS_UNROLL = 528, 4
+_WRITES, _WRITES_UNROLL = 2112, 2
+
+
+def why_not(x: jax.Array, window: Window | None = None) -> str | None:
+    """Return the sentence that says why no kernel serves an array, or `None`."""
+    if window is not None:
+        return "no kernel pools yet"
+    if x.size >= 2**31:
+        return f"it has {x.size} elements, kernels index fewer than 2^31"
+    if x.dtype.itemsize > 4:
+        return f"it is {x.dtype}, kernels read 16 or 32 bits"
+    if columns(x.size, x.shape[-1], _largest()) is None:
+        return f"shape {x.shape} does not fill whole rows of 128 elements or more"
+    return mosaic.why_not()
+
+
+def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return mean and sum of squared deviations, f32[channels] each."""
+    shares = _shares(x, _SUMS, _SUMS_UNROLL)
+    rows = shares.columns.rows
+    near = typical(x.reshape(1, rows, -1)).astype(jnp.float32).ravel()
+    kernel = functools.partial(_statistics, shares=shares)
+    out = _partials(shares, 2)
+    offsets, squares = mosaic.launch(
+        kernel, "rjax_bn_statistics", shares.programs, out, near, x.ravel()
+    )
+    # Group g visits rows g, g + groups, ...
+    visited = (rows + shares.groups - 1 - np.arange(shares.groups)) // shares.groups
+    counts = np.repeat(visited, shares.columns.period // x.shape[-1])
+    near = jnp.tile(near, shares.groups)
+    near, offsets, squares = (_by_channel(part, x) for part in (near, offsets, squares))
+    return merge(near, offsets, squares, counts)
+
+
+def _statistics(near, x, offset, squared, *, shares):
+    walk = Walk(shares)
+    # Offsets from it are small where the mean is far above the spread.
+    near = near[walk.strip]
+
+    def visit(where, seen, carry):
+        total, squares = carry
+        offsets = [_load(x, at) - near for at in where]
+        n, seen = float(len(offsets)), seen.astype(jnp.float32)
+        here = _sum(offsets)
+        average = here * (1.0 / n)
+        between = average - total * (1.0 / jnp.maximum(seen, 1.0))
+        squares += _sum([(v - average) * (v - average) for v in offsets])
+        squares += between * between * (seen * n / (seen + n))
+        return total + here, squares
+
+    zero = jnp.zeros_like(near)
+    total, squares = walk((zero, zero), visit)
+    offset[walk.partial] = total * (1.0 / walk.count.astype(jnp.float32))
+    squared[walk.partial] = squares
+
+
+def apply(
+    x: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+    relu: bool,
+    window: None = None,
+) -> jax.Array:
+    """Return `(x - mean) * factor + bias`, plus `residual`, clamped at 0 if `relu`."""
+    shares = _shares(x, _WRITES, _WRITES_UNROLL)
+    vectors = across(shares.columns, mean, factor, bias)
+    kernel = functools.partial(_apply, shares=shares, relu=relu)
+    arrays = [x.ravel()] + ([] if residual is None else [residual.ravel()])
+    out = jax.ShapeDtypeStruct((x.size,), x.dtype)
+    y = mosaic.launch(kernel, "rjax_bn_apply", shares.programs, out, *vectors, *arrays)
+    return y.reshape(x.shape)
+
+
+def _apply(mean, factor, bias, x, *rest, shares, relu):
+    *residual, y = rest
+    walk = Walk(shares)
+    mean, factor, bias = (v[walk.strip] for v in (mean, factor, bias))
+
+    def visit(where, seen, carry):
+        del seen
+        values = [[_load(a, at) for a in (x, *residual)] for at in where]
+        for at, (value, *added) in zip(where, values, strict=True):
+            z = _sum([(value - mean) * factor + bias, *added])
+            y[at] = (jnp.maximum(z, 0.0) if relu else z).astype(y.dtype)
+        return carry
+
+    walk((), visit)
+
+
+def reduce(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    y: jax.Array | None,
+    relu: bool,
+    window: None = None,
+) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+    """Return the sums of dz and of `dz * (x - mean)`, and dz where y was needed for it.
+
+    Args:
+        x: what was normalised.
+        dy: gradient of the result, of its shape and dtype.
+        mean: f32[channels], and so are `factor` and `bias`, as in :func:`apply`.
+        factor: as above.
+        bias: as above.
+        y: the result, where a residual was added, else `None`.
+        relu: whether dz is dy where the result is above zero, and 0 elsewhere.
+        window: none, no kernel pools.
+
+    Returns:
+        f32[channels] twice, and dz in the dtype of dy, or `None`.
+    """
+    shares = _shares(x, _SUMS, _SUMS_UNROLL // 2)
+    arrays = [x, dy] + ([] if y is None else [y])
+    kernel = functools.partial(_reduce, shares=shares, relu=relu, read=y is not None)
+    out = _partials(shares, 2)
+    if y is not None:
+        out.append(jax.ShapeDtypeStruct((x.size,), dy.dtype))
+    sums, products, *dz = mosaic.launch(
+        kernel, "rjax_bn_reduce", shares.programs, out,
+        *across(shares.columns, mean, factor, bias), *(a.ravel() for a in arrays),
+    )  # fmt: skip
+    found = [column_sums(_by_channel(s, x)) for s in (sums, products)]
+    return found[0], found[1], dz[0].reshape(x.shape) if dz else None
+
+
+def _reduce(mean, factor, bias, x, dy, *rest, shares, relu, read):
+    y, sums, products, dz = rest if read else (None, *rest, None)
+    walk = Walk(shares)
+    mean, factor, bias = (v[walk.strip] for v in (mean, factor, bias))
+
+    def visit(where, seen, carry):
+        del seen
+        total, product = carry
+        arrays = [a for a in (x, dy, y) if a is not None]
+        values = [[_load(a, at) for a in arrays] for at in where]
+        for at, (value, gradient, *result) in zip(where, values, strict=True):
+            centred = value - mean
+            if relu:
+                z = result[0] if result else centred * factor + bias
+                gradient = jnp.where(z > 0.0, gradient, 0.0)
+            if dz is not None:
+                dz[at] = gradient.astype(dz.dtype)
+            total += gradient
+            product += gradient * centred
+        return total, product
+
+    zero = jnp.zeros_like(mean)
+    sums[walk.partial], products[walk.partial] = walk((zero, zero), visit)
+
+
+def gradient(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    dz_mean: jax.Array,
+    slope: jax.Array,
+    relu: bool,
+    window: None = None,
+) -> jax.Array:
+    """Return `factor * (dz - dz_mean - (x - mean) * slope)` in the dtype of x.
+
+    Args:
+        x: what was normalised.
+        dy: gradient of the result, or dz where `relu` is false.
+        mean: f32[channels], and so are the vectors that follow.
+        factor: as in :func:`apply`.
+        bias: as in :func:`apply`.
+        dz_mean: mean of dz.
+        slope: mean of `dz * (x - mean)`, over the variance.
+        relu: whether dz is dy where `(x - mean) * factor + bias` is above zero.
+        window: none, no kernel pools.
+    """
+    shares = _shares(x, _WRITES, _WRITES_UNROLL)
+    vectors = across(shares.columns, mean, factor, bias, dz_mean, slope)
+    kernel = functools.partial(_gradient, shares=shares, relu=relu)
+    out = jax.ShapeDtypeStruct((x.size,), x.dtype)
+    dx = mosaic.launch(
+        kernel, "rjax_bn_gradient", shares.programs, out,
+        *vectors, x.ravel(), dy.ravel(),
+    )  # fmt: skip
+    return dx.reshape(x.shape)
+
+
+def _gradient(mean, factor, bias, dz_mean, slope, x, dy, dx, *, shares, relu):
+    walk = Walk(shares)
+    vectors = (mean, factor, bias, dz_mean, slope)
+    mean, factor, bias, dz_mean, slope = (v[walk.strip] for v in vectors)
+
+    def visit(where, seen, carry):
+        del seen
+        values = [(_load(x, at), _load(dy, at)) for at in where]
+        for at, (value, dz) in zip(where, values, strict=True):
+            centred = value - mean
+            if relu:
+                dz = jnp.where(centred * factor + bias > 0.0, dz, 0.0)
+            dx[at] = (factor * (dz - dz_mean - centred * slope)).astype(dx.dtype)
+        return carry
+
+    walk((), visit)
+
+
+def _largest() -> int:
+    return mosaic.current().block or 1024
+
+
+def _shares(x: jax.Array, programs: int, unroll: int) -> Shares:
+    found = columns(x.size, x.shape[-1], _largest())
+    assert found is not None, "why_not comes first"
+    return share(found, programs, unroll)
+
+
+def _partials(shares: Shares, count: int) -> list[jax.ShapeDtypeStruct]:
+    length = shares.groups * shares.columns.period
+    return [jax.ShapeDtypeStruct((length,), jnp.float32)] * count
+
+
+def _by_channel(partial: jax.Array, x: jax.Array) -> jax.Array:
+    return partial.reshape(-1, x.shape[-1])
+
+
+def _load(ref: Any, at: Any) -> jax.Array:
+    return ref[at].astype(jnp.float32)
+
+
+def _sum(values: Sequence[jax.Array]) -> jax.Array:
+    return functools.reduce(jnp.add, values)

@@ -1,0 +1,148 @@
+"""A batch norm that can be differentiated, put together from its passes.
+
+Forward: statistics, apply. Backward: reduce, gradient. Each pass reads every array once
+and is served by XLA (:mod:`rjax.ops.batch_norm.base`) or by a kernel.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rjax.ops.batch_norm import base, mosaic_gpu
+from rjax.ops.batch_norm.moments import merge_devices
+from rjax.ops.dispatch import resolve
+from rjax.ops.max_pool.window import Window
+
+AxisName = str | tuple[str, ...] | None
+_Outputs = tuple[jax.Array, jax.Array, jax.Array]
+
+
+class How(NamedTuple):
+    """What is decided before anything runs.
+
+    Attributes:
+        eps: added to the variance.
+        relu: whether the result is clamped at zero.
+        window: how it is pooled then, if it is.
+        axis_name: mesh axes whose devices share their statistics.
+        residual: whether an array is added before that.
+        implementation: of every pass, `None` to choose.
+    """
+
+    eps: float
+    relu: bool
+    residual: bool
+    window: Window | None
+    axis_name: AxisName
+    implementation: str | None
+
+
+class Saved(NamedTuple):
+    """What the backward pass keeps; `y` only where a residual was added and clamped."""
+
+    x: jax.Array
+    scale: jax.Array
+    bias: jax.Array
+    mean: jax.Array
+    istd: jax.Array
+    y: jax.Array | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def batch_norm(
+    how: How,
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+) -> _Outputs:
+    """Return (y, mean, biased var); see the API page."""
+    return _forward(how, x, scale, bias, residual)[0]
+
+
+def run_pass(
+    name: str,
+    *arrays: jax.Array | None,
+    implementation: str | None,
+    **options: Any,
+) -> Any:
+    """Run a pass by what serves it.
+
+    Args:
+        name: of the pass, a function of `base` and of `mosaic_gpu`.
+        *arrays: what was normalised, then the others.
+        implementation: `None` to choose.
+        **options: `relu` and `window`, where the pass has them.
+
+    Raises:
+        NotImplementedError: if the implementation named cannot serve.
+    """
+    x = arrays[0]
+    assert x is not None
+    serve: dict[str, Any] = {
+        "xla": functools.partial(getattr(base, name), **options),
+        "mosaic_gpu": mosaic_gpu.why_not(x, options.get("window"))
+        or functools.partial(getattr(mosaic_gpu, name), **options),
+    }
+    op = f"batch_norm_{name}"
+    return resolve(op, implementation, serve, (op, x.size))(*arrays)
+
+
+def values_per_channel(x: jax.Array, axis_name: AxisName) -> int:
+    """Return how many values each channel has, over all devices of the axes."""
+    devices = 1 if axis_name is None else lax.axis_size(axis_name)
+    return devices * (x.size // max(x.shape[-1], 1))
+
+
+def _forward(
+    how: How,
+    x: jax.Array,
+    scale: jax.Array,
+    bias: jax.Array,
+    residual: jax.Array | None,
+) -> tuple[_Outputs, Saved]:
+    run = functools.partial(run_pass, implementation=how.implementation)
+    mean, squares = run("statistics", x)
+    n = values_per_channel(x, None)
+    mean, var = merge_devices(mean, squares, n, how.axis_name)
+    istd = lax.rsqrt(var + how.eps)
+    vectors = _vectors(scale, bias, mean, istd)
+    y = run("apply", x, *vectors, residual, relu=how.relu, window=how.window)
+    kept = y if how.relu and how.residual else None
+    return (y, mean, var), Saved(x, scale, bias, mean, istd, kept)
+
+
+def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
+    x, scale, bias, mean, istd, y = saved
+    dy = cts[0]  # the statistics are not differentiable outputs
+    vectors = _vectors(scale, bias, mean, istd)
+    options: dict[str, Any] = {"relu": how.relu, "window": how.window}
+    run = functools.partial(run_pass, implementation=how.implementation)
+    dbias, product, dz = run("reduce", x, dy, *vectors, y, **options)
+    if dz is not None:
+        dy, options["relu"] = dz, False
+    # dx needs the sums over every device, the parameters' own gradients stay local:
+    # the caller reduces those together with all others.
+    n = float(values_per_channel(x, how.axis_name))
+    dz_mean, mean_product = (_psum(s, how.axis_name) / n for s in (dbias, product))
+    slope = mean_product * istd * istd
+    dx = run("gradient", x, dy, *vectors, dz_mean, slope, **options)
+    dscale = (product * istd).astype(scale.dtype)
+    return dx, dscale, dbias.astype(bias.dtype), dy if how.residual else None
+
+
+batch_norm.defvjp(_forward, _backward)
+
+
+def _vectors(
+    scale: jax.Array, bias: jax.Array, mean: jax.Array, istd: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return the three vectors that make the result from x."""
+    return mean, scale.astype(jnp.float32) * istd, bias.astype(jnp.float32)
+
+
+def _psum(x: jax.Array, axis_name: AxisName) -> jax.Array:
+    return x if axis_name is None else lax.psum(x, axis_name)
