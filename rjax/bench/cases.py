@@ -11,15 +11,18 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from rjax import ops
+from rjax.ops.batch_norm.training import run_pass
 from rjax.ops.digest.base import mix
 from rjax.ops.slots import ROW, SlotTable
 from rjax.ops.update import AdamRule, Arenas, LarsRule, Rule, SgdRule
 
 _DECAY = 0.999
 _SLOTS = 64
+_CHANNELS = 64
 _RULES: dict[str, Rule] = {
     "sgd": SgdRule(),
     "momentum": SgdRule(momentum=0.9, nesterov=True, weight_decay=1e-4),
@@ -154,6 +157,27 @@ def _fused(family: str, average: bool) -> Case:
     return Case(name, make, run, nbytes, donated=True, ulps=4)
 
 
+def _norm(name: str, nbytes: int, ulps: int, images: int, **options: Any) -> Case:
+    """Return the case of a pass over float16[n / 64, 64] and as many more `images`.
+
+    Vectors are powers of two, so that implementations agree about what is clamped.
+    """
+    vectors = [np.full(_CHANNELS, v, np.float32) for v in (0.5, 0.5, 0.25, 0.125, 0.25)]
+    count = {"statistics": 0, "apply": 3, "reduce": 3, "gradient": 5}[name]
+
+    def make(n: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
+        image = lambda i: draw(n, 2 * seed + i).astype(jnp.float16)  # noqa: E731
+        x, *others = (image(i).reshape(-1, _CHANNELS) for i in range(1 + images))
+        return x, tuple(others)
+
+    def run(x, *others, implementation):
+        rest = (None,) if name in ("apply", "reduce") else ()
+        arrays = (*others, *vectors[:count], *rest)
+        return run_pass(name, x, *arrays, implementation=implementation, **options)
+
+    return Case(f"batch_norm/{name}", make, run, nbytes, ulps=ulps)
+
+
 _ALL = (
     Case("copy", _one(jnp.float32), _copy, 8, kernel=False),
     Case("cast/32-16", _one(jnp.float32), _cast(jnp.float16), 6),
@@ -165,5 +189,9 @@ _ALL = (
     Case("digest_slots/32", _one(jnp.float32), _digest_slots, 4),
     Case("digest_slots/16", _one(jnp.float16), _digest_slots, 2),
     *(_fused(family, average) for family in _RULES for average in (False, True)),
+    _norm("statistics", 2, 64, images=0),
+    _norm("apply", 4, 2, images=0, relu=True, window=None),
+    _norm("reduce", 4, 64, images=1, relu=True, window=None),
+    _norm("gradient", 6, 2, images=1, relu=True, window=None),
 )
 CASES = {case.name: case for case in _ALL}

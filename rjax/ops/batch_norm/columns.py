@@ -15,9 +15,6 @@ from jax import lax
 
 from rjax.ops.mosaic import ROW, program_index
 
-# Elements an access has at most: 16 bytes of half precision a thread.
-_LARGEST = 1024
-
 
 class Columns(NamedTuple):
     """A channel-last array of `rows * strips * width` elements.
@@ -57,7 +54,7 @@ class Shares(NamedTuple):
         return self.groups * self.columns.strips
 
 
-def columns(size: int, channels: int, largest: int = _LARGEST) -> Columns | None:
+def columns(size: int, channels: int, largest: int = 1024) -> Columns | None:
     """Return how to walk over an array, `None` if strips of whole rows cannot fill it.
 
     Args:

@@ -18,6 +18,8 @@ from rjax.ops.batch_norm.columns import Shares, Walk, across, columns, share
 from rjax.ops.batch_norm.moments import column_sums, merge, typical
 from rjax.ops.max_pool.window import Window
 
+# Elements of an access at most: 16 bytes of half precision a thread.
+_LARGEST = 1024
 # Programs of passes that keep sums, and of those that write; rows in flight of each.
 _SUMS, _SUMS_UNROLL = 528, 4
 _WRITES, _WRITES_UNROLL = 2112, 2
@@ -31,14 +33,14 @@ def why_not(x: jax.Array, window: Window | None = None) -> str | None:
         return f"it has {x.size} elements, kernels index fewer than 2^31"
     if x.dtype.itemsize > 4:
         return f"it is {x.dtype}, kernels read 16 or 32 bits"
-    if columns(x.size, x.shape[-1], _largest()) is None:
+    if columns(x.size, x.shape[-1]) is None:
         return f"shape {x.shape} does not fill whole rows of 128 elements or more"
     return mosaic.why_not()
 
 
 def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return mean and sum of squared deviations, f32[channels] each."""
-    shares = _shares(x, _SUMS, _SUMS_UNROLL)
+    shares = _shares("statistics", x, _SUMS, _SUMS_UNROLL)
     rows = shares.columns.rows
     near = typical(x.reshape(1, rows, -1)).astype(jnp.float32).ravel()
     kernel = functools.partial(_statistics, shares=shares)
@@ -86,7 +88,7 @@ def apply(
     window: None = None,
 ) -> jax.Array:
     """Return `(x - mean) * factor + bias`, plus `residual`, clamped at 0 if `relu`."""
-    shares = _shares(x, _WRITES, _WRITES_UNROLL)
+    shares = _shares("apply", x, _WRITES, _WRITES_UNROLL)
     vectors = across(shares.columns, mean, factor, bias)
     kernel = functools.partial(_apply, shares=shares, relu=relu)
     arrays = [x.ravel()] + ([] if residual is None else [residual.ravel()])
@@ -136,7 +138,7 @@ def reduce(
     Returns:
         f32[channels] twice, and dz in the dtype of dy, or `None`.
     """
-    shares = _shares(x, _SUMS, _SUMS_UNROLL // 2)
+    shares = _shares("reduce", x, _SUMS, _SUMS_UNROLL // 2)
     arrays = [x, dy] + ([] if y is None else [y])
     kernel = functools.partial(_reduce, shares=shares, relu=relu, read=y is not None)
     out = _partials(shares, 2)
@@ -199,7 +201,7 @@ def gradient(
         relu: whether dz is dy where `(x - mean) * factor + bias` is above zero.
         window: none, no kernel pools.
     """
-    shares = _shares(x, _WRITES, _WRITES_UNROLL)
+    shares = _shares("gradient", x, _WRITES, _WRITES_UNROLL)
     vectors = across(shares.columns, mean, factor, bias, dz_mean, slope)
     kernel = functools.partial(_gradient, shares=shares, relu=relu)
     out = jax.ShapeDtypeStruct((x.size,), x.dtype)
@@ -228,12 +230,9 @@ def _gradient(mean, factor, bias, dz_mean, slope, x, dy, dx, *, shares, relu):
     walk((), visit)
 
 
-def _largest() -> int:
-    return mosaic.current().block or 1024
-
-
-def _shares(x: jax.Array, programs: int, unroll: int) -> Shares:
-    found = columns(x.size, x.shape[-1], _largest())
+def _shares(name: str, x: jax.Array, programs: int, unroll: int) -> Shares:
+    largest = mosaic.block_size(f"batch_norm/{name}", x.size, _LARGEST)
+    found = columns(x.size, x.shape[-1], largest)
     assert found is not None, "why_not comes first"
     return share(found, programs, unroll)
 

@@ -65,7 +65,7 @@ def batch_norm(
 
 def run_pass(
     name: str,
-    *arrays: jax.Array | None,
+    *arrays: Any,
     implementation: str | None,
     **options: Any,
 ) -> Any:
@@ -81,13 +81,12 @@ def run_pass(
         NotImplementedError: if the implementation named cannot serve.
     """
     x = arrays[0]
-    assert x is not None
     serve: dict[str, Any] = {
         "xla": functools.partial(getattr(base, name), **options),
         "mosaic_gpu": mosaic_gpu.why_not(x, options.get("window"))
         or functools.partial(getattr(mosaic_gpu, name), **options),
     }
-    op = f"batch_norm_{name}"
+    op = f"batch_norm/{name}"
     return resolve(op, implementation, serve, (op, x.size))(*arrays)
 
 
