@@ -18,6 +18,7 @@ from rjax.state import RegionState
     data_fields=[
         "state", "batch", "scale", "learning_rate", "cotangents", "grads", "loss",
         "metrics", "next_stats", "flag", "bad_stats", "grad_norm", "bad_slots",
+        "grad_digests",
     ],
     meta_fields=["plan", "implementation"],
 )  # fmt: skip
@@ -43,6 +44,8 @@ class InFlight:
         bad_stats: bool[], set if the new statistics are not finite.
         grad_norm: f32[], norm of the true gradient before the clip; NaN on a skip.
         bad_slots: bool[slots], which gradients are not finite.
+        grad_digests: u32[slots, 2], digest of each slot of `grads`; `None` where
+            `digest_grads` is left out.
     """
 
     plan: Plan
@@ -60,6 +63,7 @@ class InFlight:
     bad_stats: Any = None
     grad_norm: Any = None
     bad_slots: Any = None
+    grad_digests: jax.Array | None = None
 
     @property
     def grads_half(self) -> jax.Array | None:

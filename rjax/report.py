@@ -13,6 +13,7 @@ import jax.numpy as jnp
     data_fields=[
         "loss", "applied", "scale", "grad_norm", "learning_rate", "step", "skipped",
         "consecutive_skips", "offender", "bad_slots", "bad_stats", "metrics",
+        "grad_digests",
     ],
     meta_fields=[],
 )  # fmt: skip
@@ -34,6 +35,9 @@ class Report:
         bad_stats: bool[], whether the new running statistics were not finite.
         metrics: pytree from the loss function; with accumulation, floats are averaged
             over the micro-batches and integers summed.
+        grad_digests: u32[slots, 2], digest of each slot's gradient, from a step made
+            with `digest_grads=True` (see :func:`rjax.stages.digest_grads`), else
+            `None`.
     """
 
     loss: jax.Array
@@ -48,15 +52,18 @@ class Report:
     bad_slots: jax.Array
     bad_stats: jax.Array
     metrics: Any
+    grad_digests: jax.Array | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain Python numbers (lists where stacked) for any logger.
 
         This waits for the device. `bad_slots` becomes the list of slot indices of a
-        single report, and nested lists of bool of a stacked one.
+        single report, and nested lists of bool of a stacked one. `grad_digests` are
+        left out: they are bits, no numbers.
         """
-        host: Report = jax.device_get(self)
+        host: Report = jax.device_get(dataclasses.replace(self, grad_digests=None))
         fields = {f.name: getattr(host, f.name) for f in dataclasses.fields(host)}
+        del fields["grad_digests"]
         plain = jax.tree.map(lambda x: x.tolist(), fields)
         if jnp.ndim(host.loss) == 0:
             plain["bad_slots"] = host.bad_slots.nonzero()[0].tolist()

@@ -17,6 +17,9 @@ shows in the lowered program. :func:`rjax.make_train_step` is their composition:
     flow = cast_to_compute(flow)           # `lax.cond` or by the fused kernel
     flow = cast_ema_to_compute(flow)
     state, report = finish(flow)
+
+One more may stand between `reduce_first` and `check_and_scale`: `digest_grads`, which
+only looks.
 """
 
 import dataclasses
@@ -119,6 +122,23 @@ def reduce_first(flow: InFlight) -> InFlight:
 
 
 @stage
+def digest_grads(flow: InFlight) -> InFlight:
+    """Digest the gradient of every slot, for the report; changes no bit of the step.
+
+    Of the bits that `check_and_scale` looks at: float32, after the mean over devices,
+    still times the scale of this step, neither unscaled nor clipped, and whatever they
+    are, also in a step that is skipped. One `ops.digest_slots` over `grads`, padding
+    left out. The barrier keeps the passes that follow from fusing with it: they could
+    add in another order.
+    """
+    assert flow.grads is not None, "cast_first_grads comes first"
+    table = [(slot.offset, slot.size) for slot in flow.plan.slots]
+    digests = ops.digest_slots(flow.grads, table, implementation=flow.implementation)
+    grads, digests = lax.optimization_barrier((flow.grads, digests))
+    return dataclasses.replace(flow, grads=grads, grad_digests=digests)
+
+
+@stage
 def check_and_scale(flow: InFlight) -> InFlight:
     """Decide whether the step counts, and find the scale of the next one.
 
@@ -206,5 +226,6 @@ def finish(flow: InFlight) -> tuple[RegionState, Report]:
         bad_slots=flow.bad_slots,
         bad_stats=flow.bad_stats,
         metrics=flow.metrics,
+        grad_digests=flow.grad_digests,
     )
     return new, report

@@ -13,7 +13,11 @@ TrainStep = Callable[[RegionState, Any], tuple[RegionState, Report]]
 
 
 def make_train_step(
-    loss_fn: Any, plan: Plan, implementation: str | None = None
+    loss_fn: Any,
+    plan: Plan,
+    implementation: str | None = None,
+    *,
+    digest_grads: bool = False,
 ) -> TrainStep:
     """Compose the stages into ``step(state, batch) -> (state, report)``.
 
@@ -28,6 +32,10 @@ def make_train_step(
         plan: from :func:`rjax.make_plan`.
         implementation: of the range operations: `None` chooses, "xla" or "mosaic_gpu"
             insist.
+        digest_grads: report a digest of every slot's gradient, which a recording keeps
+            (see :func:`rjax.stages.digest_grads`). The state and all else in the
+            report have the same bits either way; it costs one more read of the
+            gradients. Without it nothing of it is in the program.
 
     Returns:
         The step function.
@@ -57,6 +65,8 @@ def make_train_step(
         flow = stages.reduce_deep(flow)
         flow = stages.cast_first_grads(flow)
         flow = stages.reduce_first(flow)
+        if digest_grads:
+            flow = stages.digest_grads(flow)
         flow = stages.check_and_scale(flow)
         flow = stages.reconcile_stats(flow)
         flow = stages.apply(flow)

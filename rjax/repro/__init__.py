@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from rjax.repro.determinism import deterministic
 from rjax.repro.errors import RecordError
 from rjax.repro.recording import Recording, record
+from rjax.repro.scanned import scanned_digest
 from rjax.repro.tensors import Tensor, digest, tensors
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ __all__ = [
     "deterministic",
     "digest",
     "record",
+    "scanned_digest",
     "tensors",
 ]
 

@@ -3,17 +3,18 @@
 import os
 
 from rjax.repro.comparison import (
-    ColumnDifference,
     Comparison,
+    Difference,
     Distance,
     Finding,
+    GradientDifference,
     StateDifference,
     Tolerance,
 )
 from rjax.repro.elements import distances, first_element
 from rjax.repro.manifests import causes
-from rjax.repro.opened import Opened, comparable, open_record
-from rjax.repro.scan import Digests, scan_digests, scan_steps
+from rjax.repro.opened import Opened, open_record
+from rjax.repro.scan import Digests, scan_digests, scan_gradients, scan_steps, when
 from rjax.repro.structure import findings
 from rjax.repro.verdict import judge
 
@@ -50,17 +51,22 @@ def compare(
     """
     left, right = open_record(a), open_record(b)
     steps, digests = scan_steps(left, right), scan_digests(left, right)
-    state = _state(left, right, digests)
-    column = next(iter(steps.columns), None)
-    found = findings(left, right, steps, digests)
-    apart = _distances(left, right, _first(state, column), found)
-    verdict, reason = judge(steps, digests, found, apart, tolerance or Tolerance())
+    of_gradients = scan_gradients(left, right)
+    state, gradients = _state(left, right, digests), _gradients(of_gradients)
+    differences = [x for x in (state, *steps.columns, gradients) if x is not None]
+    first = min(differences, key=when, default=None)
+    found = findings(left, right, steps, digests, of_gradients)
+    apart = _distances(left, right, first, found)
+    verdict, reason = judge(
+        steps, digests, of_gradients, found, apart, tolerance or Tolerance()
+    )
     plans = left.layout.plan, right.layout.plan
     return Comparison(
         verdict=verdict,
         reason=reason,
-        first=_first(state, column),
+        first=first,
         state=state,
+        gradients=gradients,
         columns=steps.columns,
         findings=found,
         a=steps.tracks[0],
@@ -70,15 +76,6 @@ def compare(
         distances=apart,
         causes=causes(left.folder, right.folder, plans),
     )
-
-
-def _first(
-    state: StateDifference | None, column: ColumnDifference | None
-) -> StateDifference | ColumnDifference | None:
-    """Return what comes earlier: the state after n steps, then numbers of step n."""
-    if state is None or column is None:
-        return state or column
-    return state if state.step <= column.step else column
 
 
 def _state(a: Opened, b: Opened, digests: Digests) -> StateDifference | None:
@@ -102,7 +99,7 @@ def _state(a: Opened, b: Opened, digests: Digests) -> StateDifference | None:
         step,
         None if digests.equal < 0 else digests.equal,
         digests.tensors,
-        len(comparable(a, b)[0]),
+        digests.compared,
         digests.a,
         digests.b,
         element,
@@ -110,10 +107,20 @@ def _state(a: Opened, b: Opened, digests: Digests) -> StateDifference | None:
     )
 
 
+def _gradients(digests: Digests | None) -> GradientDifference | None:
+    """Return the first digests of gradients that differ."""
+    if digests is None or digests.step is None:
+        return None
+    equal = None if digests.equal < 0 else digests.equal
+    return GradientDifference(
+        digests.step, equal, digests.tensors, digests.compared, digests.a, digests.b
+    )
+
+
 def _distances(
     a: Opened,
     b: Opened,
-    first: StateDifference | ColumnDifference | None,
+    first: Difference | None,
     found: tuple[Finding, ...],
 ) -> Distances:
     """Return how far apart the last snapshots in common are, if anything differs."""

@@ -138,6 +138,36 @@ class StateDifference:
 
 
 @dataclasses.dataclass(frozen=True)
+class GradientDifference:
+    """The first digests of gradients that differ.
+
+    Attributes:
+        step: number of the step whose gradient it is.
+        equal: number of the last step before it whose gradient was compared, and is
+            equal; `None` if there is none.
+        tensors: the gradients that differ, in the order of the arena.
+        compared: how many were compared.
+        a: digest of the first of `tensors` in the first run, in hex.
+        b: the same in the second run.
+    """
+
+    step: int
+    equal: int | None
+    tensors: tuple[Tensor, ...]
+    compared: int
+    a: str
+    b: str
+
+    @property
+    def name(self) -> str:
+        """Of the first gradient that differs: "gradient of conv1/kernel"."""
+        return self.tensors[0].name
+
+
+Difference = ColumnDifference | StateDifference | GradientDifference
+
+
+@dataclasses.dataclass(frozen=True)
 class Distance:
     """How far one region lies apart in two snapshots.
 
@@ -160,6 +190,7 @@ class Comparison:
 
     * "bit-identical": both runs took the same steps, every recorded word of every step
       and every digest that both have is equal, and so are tensors, shapes and dtypes;
+      digests of gradients count where both have them;
     * "incomplete": nothing differs, but not all could be compared: one record is
       shorter or lacks tensors, columns or steps, or no digests are in common;
     * "numerically equivalent": something differs, all of it within the tolerance;
@@ -169,13 +200,16 @@ class Comparison:
         verdict: as above.
         reason: what it rests on, one sentence.
         first: where the runs differ first; the state after n steps comes before the
-            numbers of step n.
-        state: the first digests that differ.
+            numbers of step n, and its loss before its gradient, and that before the
+            state after it.
+        state: the first digests of the state that differ.
+        gradients: the first digests of gradients that differ.
         columns: the columns that differ, the earliest first.
         findings: how the records are built differently.
         a: course of the first run.
         b: course of the second run.
-        compared: number of steps, and of rows of digests, that were compared.
+        compared: number of steps, and of rows of digests of the state, that were
+            compared.
         equal: after how many steps the last digests were taken up to which all are
             equal; `None` without any.
         distances: of every region in the last snapshots in common, with the number of
@@ -185,8 +219,9 @@ class Comparison:
 
     verdict: Verdict
     reason: str
-    first: ColumnDifference | StateDifference | None
+    first: Difference | None
     state: StateDifference | None
+    gradients: GradientDifference | None
     columns: tuple[ColumnDifference, ...]
     findings: tuple[Finding, ...]
     a: Track

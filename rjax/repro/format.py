@@ -5,6 +5,7 @@ A record is a folder of its own in a run's folder::
     record/layout.json     what the columns and tensors are; written first, never again
     record/steps.bin       a row a step: number, one 32-bit word a column, CRC
     record/digests.bin     a row every k steps: number, two words a tensor, CRC
+    record/gradients.bin   the same of the gradients of step k, where they are digested
     record/snapshots/      NNNNNNNNNN.npz, whole states, where they were asked for
 
 Rows have one length, are little-endian and only ever appended, so a run that was killed
@@ -28,7 +29,7 @@ from rjax.repro.tensors import Tensor
 
 FORMAT = 1
 FOLDER, LAYOUT, STEPS, DIGESTS = "record", "layout.json", "steps.bin", "digests.bin"
-SNAPSHOTS = "snapshots"
+GRADIENTS, SNAPSHOTS = "gradients.bin", "snapshots"
 # Bytes that a reader holds at a time.
 _CHUNK = 1 << 24
 
@@ -42,12 +43,14 @@ class Layout:
         tensors: of the state, in the order of their digests.
         every: steps from one row of digests to the next, 0 if there are none.
         plan: fingerprint of the plan.
+        gradients: in the order of their digests; none if they are not recorded.
     """
 
     columns: tuple[tuple[str, str], ...]
     tensors: tuple[Tensor, ...]
     every: int
     plan: str
+    gradients: tuple[Tensor, ...] = ()
 
     @property
     def step_row(self) -> np.dtype:
@@ -58,6 +61,11 @@ class Layout:
     def digest_row(self) -> np.dtype:
         """Of `digests.bin`."""
         return _row((len(self.tensors), 2))
+
+    @property
+    def gradient_row(self) -> np.dtype:
+        """Of `gradients.bin`."""
+        return _row((len(self.gradients), 2))
 
 
 def _row(shape: tuple[int, ...]) -> np.dtype:
@@ -107,11 +115,13 @@ def read_layout(folder: Path) -> Layout:
                 f"{FORMAT}; compare it with the version that wrote it."
             )
         columns = tuple((str(name), str(dtype)) for name, dtype in found["columns"])
-        tensors = tuple(
-            Tensor(**{**tensor, "shape": tuple(tensor["shape"])})
-            for tensor in found["tensors"]
+        # Records of before there were gradients lack the entry.
+        tensors, gradients = (
+            tuple(Tensor(**{**tensor, "shape": tuple(tensor["shape"])}) for tensor in x)
+            for x in (found["tensors"], found.get("gradients", ()))
         )
-        return Layout(columns, tensors, int(found["every"]), str(found["plan"]))
+        every, plan = int(found["every"]), str(found["plan"])
+        return Layout(columns, tensors, every, plan, gradients)
     except OSError as error:
         raise RecordError(
             f"{folder.parent} has no record of a run ({path.name}: {error.strerror}); "

@@ -3,8 +3,9 @@
 import html
 from collections.abc import Iterator
 
-from rjax.repro.comparison import Comparison, StateDifference
+from rjax.repro.comparison import Comparison, GradientDifference, StateDifference
 from rjax.repro.curves import COLOURS, STYLE, curves, stairs
+from rjax.repro.scan import when
 from rjax.repro.telling import grouped, headline, sections
 
 # Rows of a table before the rest is counted.
@@ -48,7 +49,8 @@ def fragment(found: Comparison) -> str:
     for title, lines in sections(found):
         body = html.escape("\n".join(lines))
         parts.append(f"<h2>{html.escape(title)}</h2><pre>{body}</pre>")
-    parts.append(_tensors(found))
+    tables = [x for x in (found.state, found.gradients) if x is not None]
+    parts += map(_tensors, sorted(tables, key=when))
     return f'<div class="rjax-compare">{"".join(parts)}</div>'
 
 
@@ -58,6 +60,7 @@ def _runs(found: Comparison) -> Iterator[str]:
         height = ".35em" if name == "A" else ".12em"
         key = f'<i style="height:{height};background:{COLOURS[name]}"></i>'
         steps = f"{track.steps:,} steps, {track.digests:,} rows of digests"
+        steps += f", {track.gradients:,} of gradients" if track.gradients else ""
         yield f"<div>{key}{name}: {html.escape(track.folder)}, {steps}</div>"
 
 
@@ -68,22 +71,21 @@ def _pictures(found: Comparison) -> Iterator[str]:
     yield curves("loss scale", a, b, mark)
 
 
-def _tensors(found: Comparison) -> str:
-    state = found.state
-    if state is None:
-        return ""
+def _tensors(found: StateDifference | GradientDifference) -> str:
     rows = [
         (region, tensor.name, str(list(tensor.shape)), tensor.dtype)
-        for region, tensors in grouped(state.tensors).items()
+        for region, tensors in grouped(found.tensors).items()
         for tensor in tensors
     ]
-    title = f"<h2>{_title(state)}</h2>"
+    title = f"<h2>{_title(found)}</h2>"
     return title + _table(("Region", "Tensor", "Shape", "dtype"), rows)
 
 
-def _title(state: StateDifference) -> str:
-    count = f"{len(state.tensors)} of {state.compared}"
-    return f"Tensors that differ after {state.step} steps: {count}"
+def _title(found: StateDifference | GradientDifference) -> str:
+    count = f"{len(found.tensors)} of {found.compared}"
+    if isinstance(found, StateDifference):
+        return f"Tensors that differ after {found.step} steps: {count}"
+    return f"Gradients that differ in step {found.step}: {count}"
 
 
 def _table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

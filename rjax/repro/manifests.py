@@ -16,7 +16,7 @@ _ORDER = (
 _IGNORED = ("format", "started", "ended", "results", "command", "signal", "error")
 _NO_MATTER = (
     "out", "data_dir", "log_every", "plan", "tensorboard", "record_every",
-    "snapshot_every",
+    "snapshot_every", "record_grads",
 )  # fmt: skip
 _ABSENT = object()  # stands for a value that is not there
 _LONGEST = 100

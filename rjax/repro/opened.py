@@ -22,6 +22,7 @@ class Opened:
         layout: of the rows.
         steps: rows of `steps.bin`, at least one.
         digests: rows of `digests.bin`.
+        gradients: rows of `gradients.bin`, `None` if they are not recorded.
         first: number of the first step.
         last: number of the last step.
     """
@@ -30,6 +31,7 @@ class Opened:
     layout: on_disk.Layout
     steps: on_disk.Rows
     digests: on_disk.Rows
+    gradients: on_disk.Rows | None
     first: int
     last: int
 
@@ -69,21 +71,25 @@ def open_record(folder: str | os.PathLike[str]) -> Opened:
         raise RecordError(
             f"{steps.path} holds no whole step; let the run take one before comparing."
         )
+    gradients = None
+    if layout.gradients:
+        gradients = on_disk.Rows(inner / on_disk.GRADIENTS, layout.gradient_row)
     first, last = (int(steps.read(at, 1)["step"][0]) for at in (0, steps.count - 1))
-    return Opened(Path(folder), layout, steps, digests, first, last)
+    return Opened(Path(folder), layout, steps, digests, gradients, first, last)
 
 
 def _check(path: Path, layout: on_disk.Layout) -> None:
     """Raise if a layout names things twice or dtypes that do not exist."""
     columns = [name for name, _ in layout.columns]
-    tensors = [tensor.name for tensor in layout.tensors]
+    tensors = [*layout.tensors, *layout.gradients]
+    names = [tensor.name for tensor in tensors]
     try:
         for _, dtype in layout.columns:
             decode(np.zeros(1, np.uint32), dtype)
-        for tensor in layout.tensors:
+        for tensor in tensors:
             if not tensor.dtype.startswith("key<"):
                 np.dtype(tensor.dtype)
-        whole = len({*columns}) == len(columns) and len({*tensors}) == len(tensors)
+        whole = len({*columns}) == len(columns) and len({*names}) == len(names)
     except (TypeError, ValueError, AttributeError):
         whole = False
     if not whole:
@@ -92,14 +98,15 @@ def _check(path: Path, layout: on_disk.Layout) -> None:
         )
 
 
-def comparable(a: Opened, b: Opened) -> tuple[Sequence[Tensor], np.ndarray, np.ndarray]:
+def comparable(
+    a: Sequence[Tensor], b: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], np.ndarray, np.ndarray]:
     """Return the tensors of one shape and dtype, and their places in both records."""
-    others = {tensor.name: i for i, tensor in enumerate(b.layout.tensors)}
+    others = {tensor.name: i for i, tensor in enumerate(b)}
     found = [
         (tensor, i, others[tensor.name])
-        for i, tensor in enumerate(a.layout.tensors)
-        if tensor.name in others
-        and _kind(tensor) == _kind(b.layout.tensors[others[tensor.name]])
+        for i, tensor in enumerate(a)
+        if tensor.name in others and _kind(tensor) == _kind(b[others[tensor.name]])
     ]
     tensors, here, there = zip(*found, strict=True) if found else ((), (), ())
     return tensors, np.array(here, int), np.array(there, int)

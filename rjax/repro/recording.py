@@ -5,6 +5,7 @@ waits for nothing. What waits is written within about a second, or when the reco
 closed; a run that is killed loses no more than that.
 """
 
+import operator
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,8 +22,9 @@ from rjax.repro import format as on_disk
 from rjax.repro.errors import RecordError
 from rjax.repro.files import AppendOnly
 from rjax.repro.manifest import Manifest
+from rjax.repro.scanned import rows_of, steps_of
 from rjax.repro.snapshots import save_snapshot
-from rjax.repro.tensors import digest, tensors
+from rjax.repro.tensors import digest, gradients, tensors
 from rjax.repro.waiting import FETCH, Waiting
 from rjax.state import RegionState
 from rjax.trees import flatten
@@ -52,13 +54,18 @@ def record(
     Recording changes no bit of the training: the digest is a program of its own,
     between two steps.
 
+    Where reports hold digests of gradients (from a step made with
+    `digest_grads=True`), those of step k are kept with each digest of the state before
+    step k: 8 bytes a slot. So where the state is equal and a gradient differs, this
+    gradient was the first to differ.
+
     Args:
         folder: of the run; new or empty, or one that holds no record yet. Gets
             `manifest.json` (unless there is one) and `record/`.
         plan: the static layout.
         state: the state before the first step.
         every: steps from one digest of the whole state to the next; the state before
-            the first step always has one. 0 for no digests.
+            the first step always has one. 0 for no digests, of gradients neither.
         snapshot_every: steps from one snapshot of the whole state to the next, with
             which a comparison shows single elements; 0 for none. A snapshot waits for
             the device and takes the state's size on disk.
@@ -76,6 +83,8 @@ def record(
                 for batch in batches:
                     state, report = step(state, batch)
                     recording.add(state, report)
+
+        Steps in a `lax.scan` are recorded by :meth:`Recording.add_scanned`.
     """
     for name, value in (("every", every), ("snapshot_every", snapshot_every)):
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -111,13 +120,14 @@ class Recording:
         self._plan, self._every, self._snapshot_every = plan, every, snapshot_every
         self._manifest = manifest
         self._waiting = Waiting()
-        self._digests: list[tuple[int, jax.Array]] = []
-        self._step = int(state.step)
+        self._digests: list[tuple[int, jax.Array | np.ndarray]] = []
+        self._step = self._first = int(state.step)
         self._layout: on_disk.Layout | None = None
         self._tensors = tensors(plan, state)
         folder.mkdir()
         self._steps_file = AppendOnly(folder / on_disk.STEPS)
         self._digests_file = AppendOnly(folder / on_disk.DIGESTS)
+        self._gradients_file: AppendOnly | None = None
         if every:
             self._digests.append((self._step, _jitted_digest(plan, state)))
         if snapshot_every:
@@ -137,6 +147,64 @@ class Recording:
         if due := self._waiting.due():
             self.take(self._waiting.fetch(due))
 
+    def add_scanned(
+        self, state: RegionState, reports: Report, digests: jax.Array | None = None
+    ) -> None:
+        """Take the steps of a `lax.scan`; the record is that of a loop over `add`.
+
+        This waits for them. Only the state at the end can be kept: it is, if a turn of
+        `snapshot_every` came in these steps.
+
+        Args:
+            state: after the last step, not yet given away.
+            reports: of consecutive steps, stacked by the scan.
+            digests: uint32[steps, tensors, 2], stacked by the scan, of the state after
+                each step: :func:`rjax.repro.scanned_digest` with the `every` of this
+                recording (or :func:`rjax.repro.digest`). Not needed with `every=0`.
+
+        Raises:
+            ValueError: if the steps are not those that come next, or `digests` are not
+                theirs; nothing is written then.
+            OSError: if there is no room; the record then ends before these steps, or
+                within them.
+
+        Example:
+            ::
+
+                def body(state, batch):
+                    state, report = step(state, batch)
+                    digests = rjax.repro.scanned_digest(plan, state, every=10)
+                    return state, (report, digests)
+
+                @functools.partial(jax.jit, donate_argnums=0)
+                def run_epoch(state, batches):
+                    return jax.lax.scan(body, state, batches)
+
+                with rjax.repro.record("runs/a", plan, state, every=10) as recording:
+                    for batches in epochs:
+                        state, (reports, digests) = run_epoch(state, batches)
+                        recording.add_scanned(state, reports, digests)
+        """
+        self.flush()
+        reports, digests, end = jax.device_get((reports, digests, state.step))
+        steps = steps_of(reports, end, self._step)
+        if self._layout not in (None, self._described(reports)):
+            raise ValueError(
+                "`reports` must hold the numbers of those recorded before them; give "
+                "every kind of step a record of its own."
+            )
+        if self._every:
+            rows = rows_of(digests, steps, len(self._tensors), self._every)
+            self._digests += zip(*rows, strict=True)
+        self._begin(reports)
+        self._step = steps.stop
+        for start in range(0, len(steps), FETCH):
+            part = slice(start, start + FETCH)
+            self.take(jax.tree.map(operator.itemgetter(part), reports))
+        kept = self._snapshot_every
+        if kept and steps.stop // kept > steps.start // kept:
+            self._save(state)
+
     def observe(self, state: RegionState, report: Report) -> None:
         """Count a step, and digest and keep the state where its turn has come.
 
@@ -146,9 +214,7 @@ class Recording:
             state: after the step, not yet given away.
             report: of the step; only its shapes and dtypes are looked at.
         """
-        if self._layout is None:
-            self._layout = self._described(report)
-            on_disk.write_layout(self.folder, self._layout)
+        self._begin(report)
         self._step += 1
         if self._every and self._step % self._every == 0:
             self._digests.append((self._step, _jitted_digest(self._plan, state)))
@@ -165,10 +231,12 @@ class Recording:
             OSError: if there is no room; the record then ends before these steps.
         """
         assert self._layout is not None, "observe comes first"
-        values = [values for _, values in _numbers(reports, ndim=1)]
+        values = [values for _, values in _numbers(reports)]
         words = np.stack([on_disk.words_of(value) for value in values], axis=1)
         steps = reports.step.tolist()
         self._steps_file.append(on_disk.pack(self._layout.step_row, steps, words))
+        if self._gradients_file is not None:
+            self._write_gradients(self._gradients_file, steps, reports.grad_digests)
         self._write_digests(steps[-1] + 1)
 
     def flush(self) -> None:
@@ -187,8 +255,10 @@ class Recording:
             if self._manifest is not None:
                 self._manifest.finish(status, {"steps": self._step})
         finally:
-            self._digests_file.close()
-            self._steps_file.close()
+            files = self._digests_file, self._gradients_file, self._steps_file
+            for file in files:
+                if file is not None:
+                    file.close()
 
     def __enter__(self) -> Self:
         return self
@@ -205,11 +275,34 @@ class Recording:
         path = on_disk.snapshot_path(self.folder, self._step)
         save_snapshot(path, self._plan, state)
 
+    def _begin(self, report: Report) -> None:
+        """Write the layout, unless it is there."""
+        if self._layout is None:
+            self._layout = self._described(report)
+            if self._layout.gradients:
+                self._gradients_file = AppendOnly(self.folder / on_disk.GRADIENTS)
+            on_disk.write_layout(self.folder, self._layout)
+
     def _described(self, report: Report) -> on_disk.Layout:
-        columns = [(name, str(value.dtype)) for name, value in _numbers(report, ndim=0)]
-        return on_disk.Layout(
-            tuple(columns), self._tensors, self._every, self._plan.fingerprint
-        )
+        columns = tuple((name, str(value.dtype)) for name, value in _numbers(report))
+        digested = self._every and report.grad_digests is not None
+        found = gradients(self._plan) if digested else ()
+        plan = self._plan.fingerprint
+        return on_disk.Layout(columns, self._tensors, self._every, plan, found)
+
+    def _write_gradients(
+        self, file: AppendOnly, steps: list[int], digests: Any
+    ) -> None:
+        """Write the digests of gradients of steps before which the state has one."""
+        assert self._layout is not None
+        due = [
+            i
+            for i, step in enumerate(steps)
+            if step == self._first or step % self._every == 0
+        ]
+        if due:
+            row, numbers = self._layout.gradient_row, [steps[i] for i in due]
+            file.append(on_disk.pack(row, numbers, digests[due]))
 
     def _write_digests(self, step: int) -> None:
         """Write the digests of states of at most that many steps."""
@@ -222,14 +315,12 @@ class Recording:
             del self._digests[: len(ready)]
 
 
-def _numbers(report: Report, ndim: int) -> list[tuple[str, Any]]:
-    """Return (column, value) of the numbers of a report.
+def _numbers(report: Report) -> list[tuple[str, Any]]:
+    """Return (column, value) of the numbers of a report, or of stacked ones.
 
-    Args:
-        report: of a step, or stacked.
-        ndim: 0, or 1 where stacked; a metric of more axes, or of more than 32 bits a
-            value, has no column.
+    A metric of any axes of its own, or of more than 32 bits a value, has no column.
     """
+    ndim = report.loss.ndim
     metrics = [
         (f"metrics/{path}".rstrip("/"), leaf)
         for path, leaf in flatten(report.metrics)[0]

@@ -1,21 +1,28 @@
 """Reads two records side by side, once, and notes where their words differ."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from rjax.repro.bits import Bits, decode, relative
-from rjax.repro.comparison import ColumnDifference
+from rjax.repro.comparison import (
+    ColumnDifference,
+    Difference,
+    GradientDifference,
+    StateDifference,
+)
+from rjax.repro.format import Rows
 from rjax.repro.opened import Opened, ascending, comparable, pairs
 from rjax.repro.tensors import Tensor
 from rjax.repro.tracks import Track, Tracker
 
 # At one step: what goes into it, what comes out, what is decided, what is counted.
 # Metrics come out.
+_GRADIENT = "the gradient"
 _CAUSES = (
-    "scale", "learning_rate", "loss", "", "grad_norm", "offender", "bad_stats",
-    "applied", "skipped", "consecutive_skips",
+    "scale", "learning_rate", "loss", "", _GRADIENT, "grad_norm", "offender",
+    "bad_stats", "applied", "skipped", "consecutive_skips",
 )  # fmt: skip
 # The same for the fields of a state that are not in their place in it already.
 _FIELDS = ("key", "frozen", "batch_stats", "opt_state", "mu", "nu", "master")
@@ -38,14 +45,19 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Digests:
-    """What the rows of digests gave.
+    """What the rows of digests gave, those of the state or those of the gradients.
+
+    The number of a row is that of the steps the state has seen, or of the gradient's
+    step.
 
     Attributes:
         common: number of rows that both have.
         alone: number of rows, within the steps that both have, that one has alone.
-        last: after how many steps the last of those was taken, -1 without any.
-        equal: the same of the last before the first that differs, -1 without any.
-        step: the same of the first that differs, `None` if none does.
+        last: number of the last row that both have, -1 without any.
+        equal: number of the last of those before the first that differs, -1 without
+            any.
+        compared: how many tensors a row was compared in.
+        step: number of the first that differs, `None` if none does.
         tensors: those that differ there, causes before effects.
         a: digest of the first of them in the first record, in hex.
         b: the same in the second.
@@ -55,6 +67,7 @@ class Digests:
     alone: tuple[int, int]
     last: int
     equal: int
+    compared: int
     step: int | None
     tensors: tuple[Tensor, ...]
     a: str
@@ -75,7 +88,7 @@ def scan_steps(a: Opened, b: Opened) -> Steps:
         for column in columns:
             column.add(steps, left, right)
     found = [column.found for column in columns if column.found is not None]
-    found.sort(key=lambda column: (column.step, _place(column.name)))
+    found.sort(key=when)
     tracks = trackers[0].track(), trackers[1].track()
     return Steps(tracks, common, tuple(found))
 
@@ -112,12 +125,31 @@ class _Column:
 
 def scan_digests(a: Opened, b: Opened) -> Digests:
     """Compare the digests of all tensors that both have in one shape and dtype."""
-    tensors, here, there = comparable(a, b)
+    names = comparable(a.layout.tensors, b.layout.tensors)
     both = max(a.first, b.first), min(a.last, b.last) + 1
-    counters = _Counter(a, both), _Counter(b, both)
+    return _scan(_Counter(a.digests, both), _Counter(b.digests, both), *names)
+
+
+def scan_gradients(a: Opened, b: Opened) -> Digests | None:
+    """Compare the digests of all gradients that both have; `None` if one has none."""
+    if a.gradients is None or b.gradients is None:
+        return None
+    names = comparable(a.layout.gradients, b.layout.gradients)
+    both = max(a.first, b.first), min(a.last, b.last)
+    return _scan(_Counter(a.gradients, both), _Counter(b.gradients, both), *names)
+
+
+def _scan(
+    a: "_Counter",
+    b: "_Counter",
+    tensors: Sequence[Tensor],
+    here: np.ndarray,
+    there: np.ndarray,
+) -> Digests:
+    """Compare rows of digests of `tensors`, whose places in a row are given."""
     common, last, equal = 0, -1, -1
     found: tuple[int, tuple[Tensor, ...], str, str] | None = None
-    for steps, left, right in pairs(counters[0].rows(), counters[1].rows()):
+    for steps, left, right in pairs(a.rows(), b.rows()):
         common, last = common + len(steps), int(steps[-1])
         if found is not None:
             continue
@@ -133,20 +165,21 @@ def scan_digests(a: Opened, b: Opened) -> Digests:
         one, other = left[row, here[order[0]]], right[row, there[order[0]]]
         names = tuple(tensors[i] for i in order)
         found = int(steps[row]), names, _hex(one), _hex(other)
-    alone = counters[0].count - common, counters[1].count - common
-    return Digests(common, alone, last, equal, *(found or (None, (), "", "")))
+    alone = a.count - common, b.count - common
+    first = found or (None, (), "", "")
+    return Digests(common, alone, last, equal, len(tensors), *first)
 
 
 class _Counter:
     """Counts rows between two step numbers, both included."""
 
-    def __init__(self, record: Opened, bounds: tuple[int, int]) -> None:
-        self._record, self._bounds, self.count = record, bounds, 0
+    def __init__(self, rows: Rows, bounds: tuple[int, int]) -> None:
+        self._rows, self._bounds, self.count = rows, bounds, 0
 
     def rows(self) -> Iterator[np.ndarray]:
         """Yield the rows of digests, in chunks, counting them."""
         low, high = self._bounds
-        for chunk in ascending(self._record.digests):
+        for chunk in ascending(self._rows):
             inside = (chunk["step"] >= low) & (chunk["step"] <= high)
             self.count += int(np.count_nonzero(inside))
             yield chunk
@@ -156,9 +189,16 @@ def _hex(lanes: np.ndarray) -> str:
     return f"{lanes[1]:08x}{lanes[0]:08x}"
 
 
-def _place(column: str) -> int:
-    """Return the place of a column among the causes and effects in a step."""
-    return _CAUSES.index(column if column in _CAUSES else "")
+def when(found: Difference) -> tuple[int, int]:
+    """Return the place of a difference among causes and effects, to sort by.
+
+    The state after n steps comes before all of step n; in it, the gradient comes after
+    the loss and before its norm.
+    """
+    if isinstance(found, StateDifference):
+        return found.step, -1
+    name = _GRADIENT if isinstance(found, GradientDifference) else found.name
+    return found.step, _CAUSES.index(name if name in _CAUSES else "")
 
 
 def _depth(tensor: Tensor) -> int:

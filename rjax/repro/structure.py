@@ -12,7 +12,7 @@ LISTED = 5
 
 
 def findings(
-    a: Opened, b: Opened, steps: Steps, digests: Digests
+    a: Opened, b: Opened, steps: Steps, digests: Digests, gradients: Digests | None
 ) -> tuple[Finding, ...]:
     """Return every difference between two records that is not one of bits."""
     return (
@@ -20,6 +20,7 @@ def findings(
         *_tensors(a, b),
         *_steps(steps),
         *_digests(a, b, digests),
+        *_gradients(a, b, gradients),
         *_notes(a, b, steps.tracks),
     )
 
@@ -106,9 +107,23 @@ def _digests(a: Opened, b: Opened, digests: Digests) -> Iterator[Finding]:
         text = f"Digests of the state come in other steps: {words}; {digests.common}"
         yield Finding("note", f"{text} rows are in common.")
     elif any(digests.alone):
-        counts = zip("AB", digests.alone, strict=True)
-        alone = " and ".join(f"{n} of {name}" for name, n in counts if n)
-        yield Finding("lacks", f"Digests of steps that both have: {alone} stand alone.")
+        yield _alone("Digests", digests)
+
+
+def _gradients(a: Opened, b: Opened, digests: Digests | None) -> Iterator[Finding]:
+    if digests is None:
+        for name, record in (("A", a), ("B", b)):
+            if record.gradients is not None:
+                text = f"Only {name} has digests of gradients: they were not compared."
+                yield Finding("note", text)
+    elif a.layout.every == b.layout.every and any(digests.alone):
+        yield _alone("Digests of gradients", digests)
+
+
+def _alone(what: str, digests: Digests) -> Finding:
+    counts = zip("AB", digests.alone, strict=True)
+    alone = " and ".join(f"{n} of {name}" for name, n in counts if n)
+    return Finding("lacks", f"{what} of steps that both have: {alone} stand alone.")
 
 
 def _notes(a: Opened, b: Opened, tracks: tuple[Track, Track]) -> Iterator[Finding]:

@@ -3,7 +3,13 @@
 from collections.abc import Iterator
 
 from rjax.repro.bits import Bits, is_float
-from rjax.repro.comparison import ColumnDifference, Comparison, StateDifference
+from rjax.repro.comparison import (
+    Comparison,
+    Difference,
+    GradientDifference,
+    StateDifference,
+)
+from rjax.repro.scan import when
 from rjax.repro.structure import listed
 from rjax.repro.tensors import Tensor
 from rjax.repro.tracks import Track
@@ -27,7 +33,7 @@ def headline(found: Comparison) -> str:
     if found.first is None:
         return found.verdict
     first = found.first
-    if isinstance(first, ColumnDifference):
+    if not isinstance(first, StateDifference):
         return f"{found.verdict}: first difference in step {first.step}, {first.name}"
     where = f"{found.verdict}: first difference in the state, {first.name}"
     if first.equal is None:
@@ -101,25 +107,33 @@ def grouped(tensors: tuple[Tensor, ...]) -> dict[str, list[Tensor]]:
 def _courses(found: Comparison) -> Iterator[str]:
     for name, track in (("A", found.a), ("B", found.b)):
         digests = f"digests every {track.every} steps" if track.every else "no digests"
+        digests += ", of gradients too" if track.gradients else ""
         steps = f"steps {track.first} to {track.last}"
         yield f"{name}  {track.folder}: {steps}, {digests}"
 
 
 def _where(found: Comparison) -> Iterator[str]:
-    state = [] if found.state is None else [*_state(found.state)]
-    columns = [*_columns(found)]
-    yield from state + columns if found.first is found.state else columns + state
-
-
-def _columns(found: Comparison) -> Iterator[str]:
-    if not found.columns:
+    """Yield what differs, in the order in which it came about."""
+    first = found.first
+    if first is None:
         return
-    first = found.columns[0]
-    if _digested(found, first.step):
+    if first is not found.state and _digested(found, first.step):
         yield (
             f"The state before step {first.step} is equal: its batch differs, or what "
             "is computed from it."
         )
+    parts: list[tuple[Difference, Iterator[str]]] = []
+    if found.state is not None:
+        parts.append((found.state, _state(found.state)))
+    if found.columns:
+        parts.append((found.columns[0], _columns(found)))
+    if found.gradients is not None:
+        parts.append((found.gradients, _gradients(found.gradients)))
+    for _, lines in sorted(parts, key=lambda part: when(part[0])):
+        yield from lines
+
+
+def _columns(found: Comparison) -> Iterator[str]:
     for column in found.columns[:_COLUMNS]:
         both = values(column.a, column.b, column.ulps)
         yield f"Step {column.step}, {column.name}: {both}"
@@ -148,9 +162,7 @@ def _state(state: StateDifference) -> Iterator[str]:
     )
     many = f"{len(state.tensors)} of {state.compared} tensors differ"
     yield f"State after {state.step} steps ({since}): {many}"
-    for region, tensors in grouped(state.tensors).items():
-        yield f"  {region}: {listed(tensor.name for tensor in tensors)}"
-    yield f"  digest of {state.name}: 0x{state.a} in A, 0x{state.b} in B"
+    yield from _tensors(state)
     if (element := state.element) is not None:
         both = values(element.a, element.b, element.ulps)
         place = f"[{', '.join(map(str, element.index))}]"
@@ -158,6 +170,23 @@ def _state(state: StateDifference) -> Iterator[str]:
         yield f"  {element.count:,} of its {element.size:,} elements differ"
     else:
         yield f"  {state.hint}"
+
+
+def _gradients(found: GradientDifference) -> Iterator[str]:
+    since = (
+        "the first in common"
+        if found.equal is None
+        else f"those of step {found.equal} are equal"
+    )
+    many = f"{len(found.tensors)} of {found.compared} differ"
+    yield f"Gradients of step {found.step} ({since}): {many}"
+    yield from _tensors(found)
+
+
+def _tensors(found: StateDifference | GradientDifference) -> Iterator[str]:
+    for region, tensors in grouped(found.tensors).items():
+        yield f"  {region}: {listed(tensor.name for tensor in tensors)}"
+    yield f"  digest of {found.name}: 0x{found.a} in A, 0x{found.b} in B"
 
 
 def _regions(found: Comparison) -> Iterator[str]:

@@ -37,10 +37,10 @@ _WORDS = ("float32", "float16", "bfloat16", "int32", "uint32")
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a training state.
+    """One tensor of a training state, or one slot of its gradient.
 
     Attributes:
-        field: of :class:`rjax.RegionState`, such as "master".
+        field: of :class:`rjax.RegionState`, such as "master"; "gradient of" for those.
         path: of the parameter, or within the field; "" for a field of one array.
         shape: its shape.
         dtype: name of its dtype.
@@ -87,6 +87,24 @@ def tensors(plan: Plan, state: RegionState) -> tuple[Tensor, ...]:
         region = _loose_region(field, path, leaf)
         found.append(Tensor(field, path, leaf.shape, str(leaf.dtype), region))
     return tuple(found)
+
+
+def gradients(plan: Plan) -> tuple[Tensor, ...]:
+    """Return the gradients of a plan, in the order of :func:`rjax.stages.digest_grads`.
+
+    Example:
+        >>> import rjax
+        >>> params = {"dense": {"kernel": jnp.ones((3, 2))}}
+        >>> [found] = gradients(rjax.make_plan(params, rjax.Config()))
+        >>> found.name, found.region
+        ('gradient of dense/kernel', 'G_FC_WEIGHT')
+    """
+    return tuple(
+        Tensor(
+            "gradient of", slot.path, slot.shape, "float32", _REGION_OF["G", slot.part]
+        )
+        for slot in plan.slots
+    )
 
 
 def digest(plan: Plan, state: RegionState) -> UInt32[Array, "tensors 2"]:

@@ -22,7 +22,8 @@ class Track:
         first: number of its first step.
         last: number of its last step.
         steps: number of its steps.
-        digests: number of its rows of digests.
+        digests: number of its rows of digests of the state.
+        gradients: number of its rows of digests of gradients.
         every: steps from one of those to the next, 0 if there are none.
         cut_off: whether a file ends within a row, as a killed run leaves it.
         scales: (step, scale) where the loss scale changed, with the first step's.
@@ -36,6 +37,7 @@ class Track:
     last: int
     steps: int
     digests: int
+    gradients: int
     every: int
     cut_off: bool
     scales: tuple[tuple[int, float], ...]
@@ -71,14 +73,16 @@ class Tracker:
     def track(self) -> Track:
         """Return what was seen, after all rows have gone by."""
         record = self._record
+        rows = record.steps, record.digests, record.gradients
         return Track(
             str(record.folder),
             record.first,
             record.last,
             record.steps.count,
             record.digests.count,
+            0 if record.gradients is None else record.gradients.count,
             record.layout.every,
-            record.steps.cut_off or record.digests.cut_off,
+            any(x is not None and x.cut_off for x in rows),
             tuple(self._scales),
             self._skipped if "applied" in self._columns else None,
             tuple(self._loss),

@@ -14,6 +14,7 @@ from rjax.repro.scan import Digests, Steps
 def judge(
     steps: Steps,
     digests: Digests,
+    gradients: Digests | None,
     found: tuple[Finding, ...],
     apart: tuple[int, tuple[Distance, ...]] | None,
     tolerance: Tolerance,
@@ -22,14 +23,19 @@ def judge(
 
     Args:
         steps: comparison of the steps.
-        digests: comparison of the digests.
+        digests: comparison of the digests of the state.
+        gradients: the same of the gradients, `None` if not both runs have them.
         found: differences that are not of bits.
         apart: distances of the last snapshots in common, if any follow a difference.
         tolerance: what is still numerically equivalent.
     """
     seen = f"{steps.common} steps and {digests.common} rows of digests"
+    if gradients is not None:
+        seen += f", and the gradients of {gradients.common} steps"
     kinds = {finding.kind for finding in found}
-    if not steps.columns and digests.step is None and not kinds & {"shape", "dtype"}:
+    rows = [digests] if gradients is None else [digests, gradients]
+    differs = steps.columns or any(x.step is not None for x in rows)
+    if not differs and not kinds & {"shape", "dtype"}:
         if "lacks" in kinds:
             return "incomplete", f"Nothing differs in {seen}, but not all is in both."
         return "bit-identical", f"All bits are equal: {seen}."

@@ -98,6 +98,10 @@ def _check_training(values: dict[str, Any]) -> None:
         raise UsageError(
             "--snapshot-every needs a record: give --record-every a number above 0"
         )
+    if values["record_grads"] and not values["record_every"]:
+        raise UsageError(
+            "--record-grads needs a record: give --record-every a number above 0"
+        )
     if values["early_stop"] is not None and not values["eval_every"]:
         raise UsageError(
             "--early-stop needs evaluations: give --eval-every a number above 0"

@@ -203,6 +203,9 @@ class OutputOptions:
             `rjax compare` finds where two runs part; 0 records nothing.
         snapshot_every: Steps from one copy of the whole state on disk to the next,
             with which it shows single elements; 0 keeps none.
+        record_grads: Record digests of the gradients too, of the step after each
+            digest of the state, so that a gradient is seen to differ before any
+            weight does.
     """
 
     out: Folder = None
@@ -211,6 +214,7 @@ class OutputOptions:
     tensorboard: bool = False
     record_every: int = 10
     snapshot_every: int = 0
+    record_grads: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,7 +118,9 @@ def prepare_job(options: TrainOptions) -> Job:
         variables = _init(model, jax.random.key(loop.seed), batch[0][:1])
         plan = _plan(config, variables)
         loss_fn = rjax.linen_loss(model, make_criterion(loop.label_smoothing))
-        step = rjax.make_train_step(loss_fn, plan)
+        step = rjax.make_train_step(
+            loss_fn, plan, digest_grads=options.output.record_grads
+        )
         job = Job(
             options, data, train, validation, model, config, plan, variables, None,
             per_epoch, rate,
