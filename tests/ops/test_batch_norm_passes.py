@@ -18,7 +18,14 @@ from ops.range_kernels import (
 from ops.range_kernels import run as run  # a fixture
 
 import rjax
-from rjax.ops.batch_norm import batch_norm, batch_norm_inference, mosaic_gpu, training
+from rjax.ops import mosaic
+from rjax.ops.batch_norm import (
+    batch_norm,
+    batch_norm_inference,
+    mosaic_gpu,
+    mosaic_pool,
+    training,
+)
 from rjax.ops.batch_norm.columns import Columns, columns
 from rjax.ops.max_pool import Window, max_pool
 
@@ -108,6 +115,8 @@ def few_programs(monkeypatch):
     """Let every program visit several rows, in whole steps and in a rest."""
     monkeypatch.setattr(mosaic_gpu, "_SUMS", 3)
     monkeypatch.setattr(mosaic_gpu, "_WRITES", 3)
+    monkeypatch.setattr(mosaic_pool, "_SUMS", 3)
+    monkeypatch.setattr(mosaic_pool, "_WRITES", 3)
 
 
 # Strips that hold all channels several times, channels of several strips, neither.
@@ -168,6 +177,52 @@ def test_windows_are_pooled_after_the_clamp(dtype, shape, window, relu):
     )
     wanted = _reference(x, scale, bias, dy, relu=relu, window=window)
     _assert_close(found, wanted, x.size // shape[-1])
+
+
+@implementations
+@pytest.mark.parametrize(
+    ("shape", "dtype", "relu", "size"),
+    [
+        ((3, 4, 32, 64), jnp.float16, True, 2),
+        ((5, 2, 6, 256), jnp.bfloat16, False, 2),
+        ((1, 6, 16, 96), jnp.float32, True, (3, 2)),
+        ((2, 4, 2, 1536), jnp.float16, True, 2),
+    ],
+)
+@pytest.mark.usefixtures("few_programs")
+def test_windows_that_tile_the_image_have_kernels(
+    run: Runner, shape, dtype, relu, size
+):
+    x, scale, bias, _ = _case(shape, dtype)
+    window = Window(size)
+    out = (shape[0], *window.output(*shape[1:3]), shape[3])
+    dy = jnp.asarray(np.random.default_rng(1).normal(size=out), dtype)
+    found = run(_both, x, scale, bias, dy, relu=relu, pool=window)
+    wanted = _reference(x, scale, bias, dy, relu=relu, window=window)
+    _assert_close(found, wanted, x.size // shape[-1])
+
+
+@implementations
+@pytest.mark.usefixtures("few_programs")
+def test_the_first_of_equal_values_gets_the_gradient(run: Runner):
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 2, (2, 4, 8, 64)), jnp.float16)
+    dy, one = jnp.ones((2, 2, 4, 64), jnp.float16), jnp.ones(64)
+    found = run(_both, x, one, 2 * one, dy, relu=True, pool=Window(2))
+    wanted = _reference(x, one, 2 * one, dy, window=Window(2))
+    _assert_close(found, wanted, 64)
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    "shape", [(2, 224, 224, 64), (2, 28, 28, 512), (2, 14, 14, 512), (1, 8, 8, 64)]
+)
+def test_pooling_kernels_lower_for_cuda(shape):
+    x, vector = (shape, jnp.float16), (shape[-1:], jnp.float32)
+    dy = ((shape[0], shape[1] // 2, shape[2] // 2, shape[3]), jnp.float16)
+    how = {"relu": True, "pool": Window(2), "implementation": "mosaic_gpu"}
+    op = functools.partial(_both, **how)
+    for name in ("apply", "reduce", "gradient"):
+        lowers_for_cuda(f"rjax_bn_{name}_pool", op, x, vector, vector, dy)
 
 
 @pytest.mark.parametrize("relu", [False, True])
@@ -298,17 +353,20 @@ def test_kernels_lower_for_cuda(shape, residual):
         lowers_for_cuda(f"rjax_bn_{name}", op, *arrays)
 
 
+@needs_kernels
 def test_the_kernel_is_refused_where_it_cannot_serve():
     x, scale, bias = jnp.ones((2, 8, 8, 64)), jnp.ones(64), jnp.zeros(64)
     refuses_where_there_is_none(functools.partial(batch_norm, x, scale), bias)
     for wrong, options, why in [
         (jnp.ones((3, 64)), {}, "does not fill whole rows"),
-        (x, {"pool": Window(2)}, "no kernel pools"),
+        (x, {"pool": STEM}, "do not tile"),
+        (x, {"pool": Window(3)}, "do not tile"),
+        (x[:, :, :4], {"pool": Window(2)}, "do not tile"),
     ]:
-        if mosaic_gpu.why_not(x) and options:
-            continue
-        with pytest.raises(NotImplementedError, match=why):
-            batch_norm(wrong, scale, bias, implementation="mosaic_gpu", **options)
+        options["implementation"] = "mosaic_gpu"
+        refused = pytest.raises(NotImplementedError, match=why)
+        with mosaic.mode("lower"), refused:
+            jax.eval_shape(lambda x, o=options: batch_norm(x, scale, bias, **o), wrong)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from rjax.ops import mosaic
+from rjax.ops.batch_norm import mosaic_pool
 from rjax.ops.batch_norm.columns import Shares, Walk, across, columns, share
 from rjax.ops.batch_norm.moments import column_sums, merge, typical
 from rjax.ops.max_pool.window import Window
@@ -27,12 +28,12 @@ _WRITES, _WRITES_UNROLL = 2112, 2
 
 def why_not(x: jax.Array, window: Window | None = None) -> str | None:
     """Return the sentence that says why no kernel serves an array, or `None`."""
-    if window is not None:
-        return "no kernel pools yet"
     if x.size >= 2**31:
         return f"it has {x.size} elements, kernels index fewer than 2^31"
     if x.dtype.itemsize > 4:
         return f"it is {x.dtype}, kernels read 16 or 32 bits"
+    if window is not None and mosaic_pool.tiles(x.shape, window) is None:
+        return f"windows {window.size} do not tile {x.shape} in blocks of 256 elements"
     if columns(x.size, x.shape[-1]) is None:
         return f"shape {x.shape} does not fill whole rows of 128 elements or more"
     return mosaic.why_not()
@@ -85,9 +86,12 @@ def apply(
     bias: jax.Array,
     residual: jax.Array | None,
     relu: bool,
-    window: None = None,
+    window: Window | None = None,
 ) -> jax.Array:
-    """Return `(x - mean) * factor + bias`, plus `residual`, clamped at 0 if `relu`."""
+    """Return `(x - mean) * factor + bias`, plus `residual`, clamped at 0, pooled."""
+    if window is not None:
+        assert residual is None, "the API page does not let them meet"
+        return mosaic_pool.apply(x, mean, factor, bias, relu, window)
     shares = _shares("apply", x, _WRITES, _WRITES_UNROLL)
     vectors = across(shares.columns, mean, factor, bias)
     kernel = functools.partial(_apply, shares=shares, relu=relu)
@@ -121,7 +125,7 @@ def reduce(
     bias: jax.Array,
     y: jax.Array | None,
     relu: bool,
-    window: None = None,
+    window: Window | None = None,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Return the sums of dz and of `dz * (x - mean)`, and dz where y was needed for it.
 
@@ -133,11 +137,13 @@ def reduce(
         bias: as above.
         y: the result, where a residual was added, else `None`.
         relu: whether dz is dy where the result is above zero, and 0 elsewhere.
-        window: none, no kernel pools.
+        window: how the result was pooled, if it was.
 
     Returns:
         f32[channels] twice, and dz in the dtype of dy, or `None`.
     """
+    if window is not None:
+        return *mosaic_pool.reduce(x, dy, mean, factor, bias, relu, window), None
     shares = _shares("reduce", x, _SUMS, _SUMS_UNROLL // 2)
     arrays = [x, dy] + ([] if y is None else [y])
     kernel = functools.partial(_reduce, shares=shares, relu=relu, read=y is not None)
@@ -186,7 +192,7 @@ def gradient(
     dz_mean: jax.Array,
     slope: jax.Array,
     relu: bool,
-    window: None = None,
+    window: Window | None = None,
 ) -> jax.Array:
     """Return `factor * (dz - dz_mean - (x - mean) * slope)` in the dtype of x.
 
@@ -199,8 +205,11 @@ def gradient(
         dz_mean: mean of dz.
         slope: mean of `dz * (x - mean)`, over the variance.
         relu: whether dz is dy where `(x - mean) * factor + bias` is above zero.
-        window: none, no kernel pools.
+        window: how the result was pooled, if it was.
     """
+    if window is not None:
+        vectors = mean, factor, bias, dz_mean, slope
+        return mosaic_pool.gradient(x, dy, *vectors, relu, window)
     shares = _shares("gradient", x, _WRITES, _WRITES_UNROLL)
     vectors = across(shares.columns, mean, factor, bias, dz_mean, slope)
     kernel = functools.partial(_gradient, shares=shares, relu=relu)

@@ -86,7 +86,7 @@ def run_pass(
         "mosaic_gpu": mosaic_gpu.why_not(x, options.get("window"))
         or functools.partial(getattr(mosaic_gpu, name), **options),
     }
-    op = f"batch_norm/{name}"
+    op = f"batch_norm/{name}" + ("+pool" if options.get("window") else "")
     return resolve(op, implementation, serve, (op, x.size))(*arrays)
 
 

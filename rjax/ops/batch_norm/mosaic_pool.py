@@ -1,0 +1,326 @@
+"""Pallas kernels of a batch norm whose result is pooled: nothing un-pooled is stored.
+
+They serve windows that tile the image, such as 2x2 with strides of 2. A program reads
+all elements of some neighbouring windows, some channels of each: one two-dimensional
+access, pixels by channels, for every element of a window. So each thread holds whole
+windows, and finds in its own registers which element is the largest.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from rjax.ops import mosaic
+from rjax.ops.batch_norm.moments import column_sums
+from rjax.ops.max_pool.window import Window
+
+# Elements of an access at most, and at least: Mosaic wants 4 bytes a thread.
+_LARGEST, _LEAST, _THREADS = 1024, 256, 128
+# Programs of the pass that keeps sums, and of those that write.
+_SUMS, _WRITES = 528, 2112
+
+
+class Tiles(NamedTuple):
+    """How an image is read, window by window.
+
+    Attributes:
+        pixels: neighbouring windows of a tile, in one row of windows.
+        channels: of a tile.
+        across: tiles in a row of windows.
+        strips: tiles in the channels.
+        rows: rows of windows in the batch.
+        size: rows and columns of a window.
+    """
+
+    pixels: int
+    channels: int
+    across: int
+    strips: int
+    rows: int
+    size: tuple[int, int]
+
+    @property
+    def layout(self) -> Any:
+        """Pixels by channels over the 128 threads, neighbouring channels in one."""
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        pixels, channels = self.pixels, self.channels
+        # Four elements a thread: 16 bytes of float32, which vectors and sums have.
+        while pixels * channels > 4 * _THREADS:
+            pixels, channels = (
+                (pixels // 2, channels) if pixels > 1 else (1, channels // 2)
+            )
+        shape, vector = (pixels, channels), pixels * channels // _THREADS
+        threads = channels // vector  # that share a pixel
+        if threads > 32:
+            tiling = shape, (32 * vector,), (vector,)
+            warps, lanes = (-4, -3) if pixels > 1 else (-3,), (-2,)
+        elif pixels > 4:
+            tiling = shape, (pixels // 4, channels), (vector,)
+            warps, lanes = (-5,), (-3, -2)
+        else:
+            tiling = shape, (vector,)
+            warps, lanes = (-3,), (-2,)
+        return plgpu.Layout.TILED(
+            plgpu.Tiling(tiling), warp_dims=warps, lane_dims=lanes, vector_dim=-1
+        )
+
+
+def tiles(shape: tuple[int, ...], window: Window) -> Tiles | None:
+    """Return how to read images, `None` if windows or tiles do not fill them.
+
+    Example:
+        >>> tiles((256, 224, 224, 64), Window(2))
+        Tiles(pixels=16, channels=64, across=7, strips=1, rows=28672, size=(2, 2))
+    """
+    batch, height, width, channels = shape
+    rows, columns = window.output(height, width)
+    covered = rows * window.size[0], columns * window.size[1]
+    if window.strides != window.size or covered != (height, width):
+        return None
+    if any(map(any, window.pads(height, width))):
+        return None
+    some = math.gcd(channels, _LARGEST)
+    pixels = math.gcd(columns, _LARGEST // some)
+    if some * pixels < _LEAST:
+        return None
+    return Tiles(
+        pixels, some, columns // pixels, channels // some, batch * rows, window.size
+    )
+
+
+class Walk:
+    """The way of one program over its tiles, inside a kernel.
+
+    Attributes:
+        tiles: how the image is read.
+        layout: of every array it reads.
+    """
+
+    def __init__(self, tiles: Tiles, groups: int) -> None:
+        i, strips = mosaic.program_index(), jnp.int32(tiles.strips)
+        self.tiles, self.layout, self._groups = tiles, tiles.layout, groups
+        self._channel = lax.rem(i, strips) * tiles.channels
+        self._group = lax.div(i, strips)
+
+    def vector(self, ref: Any) -> jax.Array:
+        """Return the channels of this strip from f32[pixels, all channels]."""
+        return self._load(ref, slice(None), self._channels())
+
+    def __call__(self, carry: Any, visit: Any) -> Any:
+        """Go from tile to tile; `visit(tile, carry)` returns the next carry."""
+        count = self.tiles.rows * self.tiles.across
+        groups = jnp.int32(self._groups)
+        steps = lax.div(count - self._group + (groups - 1), groups)
+
+        def one(j: Any, carry: Any) -> Any:
+            return visit(self._group + j * groups, carry)
+
+        return lax.fori_loop(0, steps, one, carry)
+
+    def elements(self, ref: Any, tile: Any) -> list[jax.Array]:
+        """Return the elements of the windows of a tile, in row-major order."""
+        return [self._load(ref, *at) for at in self.places(tile)]
+
+    def places(self, tile: Any) -> list[tuple[Any, ...]]:
+        """Return where those lie in what `_folded` returns."""
+        row, pixels = self._at(tile)
+        down, right = self.tiles.size
+        all_channels = self.tiles.strips * self.tiles.channels
+        return [
+            (row * down + i, pixels, self._channels(j * all_channels))
+            for i in range(down)
+            for j in range(right)
+        ]
+
+    def pooled(self, ref: Any, tile: Any) -> jax.Array:
+        """Return one value for each window of a tile."""
+        return self._load(ref, *self.place(tile))
+
+    def place(self, tile: Any) -> tuple[Any, ...]:
+        """Return where those lie, in `[rows, columns of windows, channels]`."""
+        return *self._at(tile), self._channels()
+
+    def _at(self, tile: Any) -> tuple[Any, Any]:
+        from jax.experimental import pallas as pl
+
+        across, pixels = jnp.int32(self.tiles.across), self.tiles.pixels
+        return lax.div(tile, across), pl.ds(lax.rem(tile, across) * pixels, pixels)
+
+    def _channels(self, start: int = 0) -> Any:
+        from jax.experimental import pallas as pl
+
+        return pl.ds(self._channel + start, self.tiles.channels)
+
+    def _load(self, ref: Any, *at: Any) -> jax.Array:
+        from jax.experimental.pallas import mosaic_gpu as plgpu
+
+        load: Any = plgpu.load  # jax 0.10 has another one
+        found = load(ref.at[at], layout=self.layout, optimized=False)
+        return found.astype(jnp.float32)
+
+
+def apply(
+    x: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    relu: bool,
+    window: Window,
+) -> jax.Array:
+    """Return the pass of that name of `base`."""
+    found = _tiles(x, window)
+    columns = found.across * found.pixels
+    out = jax.ShapeDtypeStruct((found.rows, columns, x.shape[-1]), x.dtype)
+    kernel = functools.partial(_apply, relu=relu)
+    vectors = mean, factor, bias
+    y = _launch(
+        kernel, "rjax_bn_apply_pool", found, _WRITES, out, vectors, _folded(x, found)
+    )
+    return y.reshape(x.shape[0], -1, columns, x.shape[-1])
+
+
+def _apply(walk, vectors, x, y, *, relu):
+    def visit(tile, carry):
+        largest = functools.reduce(jnp.maximum, _scaled(walk, x, tile, vectors)[1])
+        largest = jnp.maximum(largest, 0.0) if relu else largest
+        y[walk.place(tile)] = largest.astype(y.dtype)
+        return carry
+
+    walk((), visit)
+
+
+def reduce(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    relu: bool,
+    window: Window,
+) -> tuple[jax.Array, jax.Array]:
+    """Return both sums of the pass of that name of `base`."""
+    found = _tiles(x, window)
+    groups = _groups(found, _SUMS)
+    shape = groups * found.strips, found.pixels, found.channels
+    out = [jax.ShapeDtypeStruct(shape, jnp.float32)] * 2
+    kernel = functools.partial(_reduce, relu=relu)
+    vectors = mean, factor, bias
+    arrays = _folded(x, found), dy.reshape(found.rows, -1, x.shape[-1])
+    sums = _launch(kernel, "rjax_bn_reduce_pool", found, _SUMS, out, vectors, *arrays)
+
+    def by_channel(partial: jax.Array) -> jax.Array:
+        strips = partial.reshape(groups, found.strips, found.pixels, found.channels)
+        return strips.swapaxes(1, 2).reshape(-1, x.shape[-1])
+
+    total, product = (column_sums(by_channel(partial)) for partial in sums)
+    return total, product
+
+
+def _reduce(walk, vectors, x, dy, sums, products, *, relu):
+    def visit(tile, carry):
+        total, product = carry
+        centred, z = _scaled(walk, x, tile, vectors)
+        gradients = _shared_out(z, walk.pooled(dy, tile), relu)
+        for gradient, value in zip(gradients, centred, strict=True):
+            total += gradient
+            product += gradient * value
+        return total, product
+
+    zero = jnp.zeros_like(vectors[0])
+    program = mosaic.program_index()
+    sums[program], products[program] = walk((zero, zero), visit)
+
+
+def gradient(
+    x: jax.Array,
+    dy: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    dz_mean: jax.Array,
+    slope: jax.Array,
+    relu: bool,
+    window: Window,
+) -> jax.Array:
+    """Return the pass of that name of `base`."""
+    found = _tiles(x, window)
+    image = _folded(x, found)
+    out = jax.ShapeDtypeStruct(image.shape, x.dtype)
+    kernel = functools.partial(_gradient, relu=relu)
+    vectors = mean, factor, bias, dz_mean, slope
+    arrays = image, dy.reshape(found.rows, -1, x.shape[-1])
+    dx = _launch(kernel, "rjax_bn_gradient_pool", found, _WRITES, out, vectors, *arrays)
+    return dx.reshape(x.shape)
+
+
+def _gradient(walk, vectors, x, dy, dx, *, relu):
+    _, factor, _, dz_mean, slope = vectors
+
+    def visit(tile, carry):
+        centred, z = _scaled(walk, x, tile, vectors)
+        gradients = _shared_out(z, walk.pooled(dy, tile), relu)
+        for at, dz, value in zip(walk.places(tile), gradients, centred, strict=True):
+            dx[at] = (factor * (dz - dz_mean - value * slope)).astype(dx.dtype)
+        return carry
+
+    walk((), visit)
+
+
+def _scaled(walk, x, tile, vectors):
+    """Return x about its mean, and scaled and shifted, for each element of windows."""
+    mean, factor, bias = vectors[:3]
+    centred = [value - mean for value in walk.elements(x, tile)]
+    return centred, [value * factor + bias for value in centred]
+
+
+def _shared_out(z, dy, relu):
+    """Return dy for the first largest element of each window, 0 for the others."""
+    largest = functools.reduce(jnp.maximum, z)
+    left = jnp.where(largest > 0.0, dy, 0.0) if relu else dy
+    found = []
+    for value in z:
+        found.append(jnp.where(value == largest, left, 0.0))
+        left = jnp.where(value == largest, 0.0, left)
+    return found
+
+
+def _tiles(x: jax.Array, window: Window) -> Tiles:
+    found = tiles(x.shape, window)
+    assert found is not None, "why_not comes first"
+    return found
+
+
+def _folded(x: jax.Array, tiles: Tiles) -> jax.Array:
+    """Return x with the columns of a window in its channels."""
+    height, across = tiles.rows * tiles.size[0], tiles.across * tiles.pixels
+    return x.reshape(height, across, -1)
+
+
+def _groups(tiles: Tiles, programs: int) -> int:
+    return max(1, min(tiles.rows * tiles.across, programs // tiles.strips))
+
+
+def _launch(
+    body: Any,
+    name: str,
+    tiles: Tiles,
+    programs: int,
+    out: Any,
+    vectors: tuple[jax.Array, ...],
+    *arrays: jax.Array,
+) -> Any:
+    """Run `body(walk, vectors, *arrays, *outputs)` over the tiles of an image."""
+    groups = _groups(tiles, programs)
+
+    def kernel(*refs: Any) -> None:
+        walk = Walk(tiles, groups)
+        held = [walk.vector(ref) for ref in refs[: len(vectors)]]
+        body(walk, held, *refs[len(vectors) :])
+
+    repeated = (jnp.broadcast_to(v, (tiles.pixels, v.size)) for v in vectors)
+    return mosaic.launch(kernel, name, groups * tiles.strips, out, *repeated, *arrays)
