@@ -8,3 +8,4 @@ from rjax.nn.models import CNN as CNN
 from rjax.nn.models import MLP as MLP
 from rjax.nn.resnet import BasicBlock as BasicBlock
 from rjax.nn.resnet import ResNet as ResNet
+from rjax.ops.max_pool import Window as Window
