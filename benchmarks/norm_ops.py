@@ -36,7 +36,7 @@ from jax import lax
 
 from rjax import ops
 from rjax.bench.cases import Case
-from rjax.bench.measure import BenchError, time_program, verify
+from rjax.bench.measure import BenchError, time_programs, verify
 from rjax.bench.programs import XLA, Variant, build_all, memory, needed
 from rjax.ops import mosaic
 from rjax.ops.batch_norm.training import run_pass
@@ -325,14 +325,17 @@ def measure(rows, chosen, target, say):
 
 
 def _timed(row: Row, programs, chosen):
-    wanted = None
+    wanted, timed = None, []
     for program in programs:
         name = program.variant.implementation
         if name != "xla":
             wanted = wanted or programs[0].compiled(*programs[0].arguments())
             check(program, wanted)
         if name in chosen or not row.case.kernel:
-            yield _figure(row, name, time_program(program))
+            timed.append(program)
+    wanted = None  # its memory is needed
+    for program, samples in zip(timed, time_programs(timed), strict=True):
+        yield _figure(row, program.variant.implementation, samples)
 
 
 def _figure(row: Row, implementation: str, samples):

@@ -3,8 +3,9 @@
 One program runs the op on several distinct arrays, one after the other, and several
 such programs are in flight; a sample is the time of all of them, divided. So at tiny
 sizes a figure is what one more operation costs inside a jitted step, launch included,
-not what a call from Python costs. All samples are kept, tables show medians. Every
-kernel that is timed is first run on arrays of its own and compared with XLA.
+not what a call from Python costs. The variants of an op take turns, sample by sample:
+clocks and neighbours change within seconds. All samples are kept, tables show medians.
+Every kernel that is timed is first run on arrays of its own and compared with XLA.
 """
 
 import dataclasses
@@ -21,6 +22,7 @@ from rjax.bench.cases import Case
 from rjax.bench.programs import Program, Variant, build_all, memory, needed
 
 _SAMPLES, _SECONDS, _IN_FLIGHT = 7, 0.02, 50
+_KEPT = 1 << 22  # elements
 
 
 class BenchError(Exception):
@@ -93,9 +95,28 @@ def _floating(x: jax.Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def time_program(program: Program) -> tuple[float, ...]:
-    """Return seconds per operation, one a sample."""
-    firsts, rest = program.arguments()
+def time_programs(programs: Sequence[Program]) -> list[tuple[float, ...]]:
+    """Return seconds per operation of each program, which take turns."""
+    # Making small arrays takes longer than the op, keeping large ones all the memory.
+    small = all(program.n <= _KEPT for program in programs)
+    kept = [program.arguments() if small else None for program in programs]
+    return list(zip(*(_round(programs, kept) for _ in range(_SAMPLES)), strict=True))
+
+
+def _round(programs: Sequence[Program], kept: list[Any]) -> list[float]:
+    """Return one sample of each program, whose arrays are kept or made anew."""
+    found = []
+    for i, program in enumerate(programs):
+        seconds, after = _sample(program, kept[i] or program.arguments())
+        kept[i] = after if kept[i] else None
+        after = None
+        found.append(seconds)
+    return found
+
+
+def _sample(program: Program, arguments: Any) -> tuple[float, Any]:
+    """Return seconds per operation, after two runs, and the arrays as they are then."""
+    firsts, rest = arguments
 
     def repeat(times: int) -> float:
         nonlocal firsts
@@ -110,7 +131,7 @@ def time_program(program: Program) -> tuple[float, ...]:
 
     repeat(1)
     times = max(1, min(_IN_FLIGHT, math.ceil(_SECONDS / repeat(1))))
-    return tuple(repeat(times) / program.count for _ in range(_SAMPLES))
+    return repeat(times) / program.count, (firsts, rest)
 
 
 def figures(programs: Sequence[Program]) -> Iterator[Figure]:
@@ -120,15 +141,11 @@ def figures(programs: Sequence[Program]) -> Iterator[Figure]:
         if program.variant.implementation != "xla":
             wanted = wanted or programs[0].compiled(*programs[0].arguments())
             verify(program, wanted)
+    wanted = None  # its memory is needed
+    for program, samples in zip(programs, time_programs(programs), strict=True):
         case, variant = program.case, program.variant
-        yield Figure(
-            case.name,
-            program.n,
-            variant.implementation,
-            variant.block,
-            case.nbytes,
-            time_program(program),
-        )
+        how = variant.implementation, variant.block
+        yield Figure(case.name, program.n, *how, case.nbytes, samples)
 
 
 def sweep(

@@ -15,19 +15,17 @@ from rjax.bench.measure import Figure
 from rjax.bench.programs import XLA, Variant
 from rjax.ops import tuned
 
-_BLOCKS = (128, 256, 512, 1024, 2048)
-# Larger ranges have enough programs for every multiprocessor without the least block.
+# Small ranges take as long as a launch does; larger ones have enough programs for
+# every multiprocessor without the least block.
 _SMALL = 1 << 18
+_SMALL_BLOCKS, _BLOCKS = (128, 512, 2048), (256, 512, 1024, 2048)
 
 
 def variants(case: Case, n: int) -> list[Variant]:
     """Return what is measured to tune: XLA, and the kernel at every likely block."""
-    blocks = [
-        block
-        for block in _BLOCKS
-        if case.kernel and block <= n and (block > _BLOCKS[0] or n <= _SMALL)
-    ]
-    return [XLA, *(Variant("mosaic_gpu", block) for block in blocks)]
+    blocks = _SMALL_BLOCKS if n <= _SMALL else _BLOCKS
+    likely = [block for block in blocks if case.kernel and block <= n]
+    return [XLA, *(Variant("mosaic_gpu", block) for block in likely)]
 
 
 def tune(

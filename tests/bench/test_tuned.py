@@ -172,10 +172,12 @@ class TestHere:
         assert tuned.prefers_kernel("digest/32", 1)
         assert not tuned.prefers_kernel("cast/32-16", 1024)
 
-    def test_as_fast_is_not_faster(self, gpu, shipped):
-        even = Tuning("Test GPU", "1", {"ema": (Choice(1024, 1e-6, 1e-6, 128),)})
-        tuned.write(shipped / "Test_GPU.json", even)
-        assert not tuned.prefers_kernel("ema", 1024)
+    @pytest.mark.parametrize(("time", "faster"), [(1e-6, False), (0.985e-6, False),
+                                                  (0.97e-6, True)])  # fmt: skip
+    def test_about_as_fast_is_not_faster(self, gpu, shipped, time, faster):
+        choices = {"ema": (Choice(1024, 1e-6, time, 128),)}
+        tuned.write(shipped / "Test_GPU.json", Tuning("Test GPU", "1", choices))
+        assert tuned.prefers_kernel("ema", 1024) == faster
 
     def test_the_user_goes_before_what_comes_along(self, gpu, shipped):
         other = Tuning("Test GPU", "1", {"ema": (Choice(1024, 2.0, 1.0, 512),)})
