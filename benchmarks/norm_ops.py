@@ -1,7 +1,8 @@
 """Passes of a batch norm, and max pooling, at the shapes of ResNet-50 and VGG16-BN.
 
 Every (height, width, channels) of ResNet-50 v1.5 and VGG16-BN at one batch, float16,
-channel last: XLA beside Mosaic GPU, and how near to a copy of x (`x + 1`) each comes.
+channel last: XLA beside Mosaic GPU, and how near to a copy of as many bytes each comes
+(`x + 1` in float32: XLA copies float16 more slowly).
 Times are taken as `rjax bench` takes them (`rjax/bench/measure.py`), after every kernel
 was compared with XLA. Bytes are those that the definition of an op has to read and
 write; vectors, one number a channel, are not counted. Arrays below the size of the
@@ -35,7 +36,7 @@ import numpy as np
 from jax import lax
 
 from rjax import ops
-from rjax.bench.cases import Case
+from rjax.bench.cases import Case, draw
 from rjax.bench.measure import BenchError, time_programs, verify
 from rjax.bench.programs import XLA, Variant, build_all, memory, needed
 from rjax.ops import mosaic
@@ -245,6 +246,8 @@ def make_row(name: str, batch: int, image: tuple[int, int, int]) -> Row:
     nbytes = BYTES * (op.moved * math.prod(shape) + op.pooled * math.prod(small))
 
     def make(n, seed):
+        if name == "copy":
+            return draw(n * BYTES // 4, seed), (None,)
         seeds = range(4 * seed, 4 * seed + 1 + len(op.others))
         x, *others = (
             _draw(small if kind == "pooled" else shape, kind, s)

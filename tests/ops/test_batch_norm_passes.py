@@ -45,6 +45,7 @@ def _case(shape, dtype, count=1):
     rng = np.random.default_rng(0)
     draw = lambda mean, std: jnp.asarray(rng.normal(mean, std, shape), jnp.float32)  # noqa: E731
     scale = jnp.asarray(rng.uniform(0.5, 2.0, shape[-1]), jnp.float32)
+    scale = jnp.where(jnp.arange(shape[-1]) % 3 == 1, -scale, scale)
     bias = jnp.asarray(rng.normal(size=shape[-1]), jnp.float32)
     others = [draw(0.0, 1.0).astype(dtype) for _ in range(count)]
     return draw(2.0, 3.0).astype(dtype), scale, bias, *others
@@ -113,8 +114,8 @@ def _assert_close(found, wanted, n):
 @pytest.fixture
 def few_programs(monkeypatch):
     """Let every program visit several rows, in whole steps and in a rest."""
-    monkeypatch.setattr(mosaic_gpu, "_SUMS", 3)
-    monkeypatch.setattr(mosaic_gpu, "_WRITES", 3)
+    for name in ("_STATISTICS", "_REDUCE", "_APPLY", "_GRADIENT"):
+        monkeypatch.setattr(mosaic_gpu, name, (3, 2))
     monkeypatch.setattr(mosaic_pool, "_SUMS", 3)
     monkeypatch.setattr(mosaic_pool, "_WRITES", 3)
 

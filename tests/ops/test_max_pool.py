@@ -183,17 +183,16 @@ def test_nothing_but_elementwise_work(window):
     texts = [each.as_text() for each in lowered]
     texts.append(str(traced.lower().compile().as_text()))
     for text in texts:
-        assert "pad" in text
+        assert "maximum" in text  # there is something to read
         found = re.search(r"reduce.?window|scatter|gather|dynamic|sort|while", text)
         assert found is None, found
 
 
-def test_only_x_is_kept():
+def test_one_byte_a_window_is_kept():
     x, _ = _case((2, 6, 6, 3), RESNET, jnp.float16)
-    _, pullback = jax.vjp(lambda x: max_pool(x, *RESNET), x)
+    y, pullback = jax.vjp(lambda x: max_pool(x, *RESNET), x)
     (kept,) = jax.tree.leaves(pullback)
-    assert kept.dtype == x.dtype
-    np.testing.assert_array_equal(kept, x)
+    assert (kept.shape, kept.dtype) == (y.shape, jnp.int8)
 
 
 def test_vmap_and_scan():

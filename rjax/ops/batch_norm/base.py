@@ -2,11 +2,14 @@
 
 Vectors are f32[channels]. Inside, values are float32; what is stored is rounded once.
 `window` pools the result: a window of it keeps its largest value, and that one's
-gradient goes to the first element that has it.
+gradient goes to the first element that has it. As `(x - mean) * factor + bias` rises
+with x, or falls where the factor is negative, and so do its roundings, that element is
+found in x: what is pooled has a fraction of the size before anything is computed.
 """
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from rjax.ops.batch_norm.moments import column_sums, moments
 from rjax.ops.max_pool.base import first_largest, pooled, spread
@@ -28,10 +31,11 @@ def apply(
     window: Window | None,
 ) -> jax.Array:
     """Return `(x - mean) * factor + bias`, plus `residual`, clamped at 0, pooled."""
+    if window is not None:
+        x = _signed(pooled(_signed(x, factor), window), factor)
     z = _scaled(x, mean, factor, bias)
     z = z if residual is None else z + residual.astype(jnp.float32)
     z = jnp.maximum(z, 0.0) if relu else z
-    z = z if window is None else pooled(z, window)
     return z.astype(x.dtype)
 
 
@@ -60,7 +64,9 @@ def reduce(
     Returns:
         f32[channels] twice, and dz in the dtype of dy, or `None`.
     """
-    dz = _dz(x, dy, mean, factor, bias, y, relu, window)
+    if window is not None:
+        x, _ = _winners(x, mean, factor, bias, relu, window)
+    dz = _dz(x, dy, mean, factor, bias, y, relu)
     products = dz * _centred(x, mean)
     sums = column_sums(_rows(dz)), column_sums(_rows(products))
     return *sums, None if y is None else dz.astype(dy.dtype)
@@ -90,7 +96,12 @@ def gradient(
         relu: as in :func:`reduce`.
         window: as in :func:`reduce`.
     """
-    dz = _dz(x, dy, mean, factor, bias, None, relu, window)
+    if window is None:
+        dz = _dz(x, dy, mean, factor, bias, None, relu)
+    else:
+        _, index = _winners(x, mean, factor, bias, relu, window)
+        wide = dy.astype(jnp.float32) if window.overlaps else dy
+        dz = spread(index, wide, window, x.shape).astype(jnp.float32)
     factor, dz_mean, slope = (_like(x, v) for v in (factor, dz_mean, slope))
     return (factor * (dz - dz_mean - _centred(x, mean) * slope)).astype(x.dtype)
 
@@ -103,16 +114,39 @@ def _dz(
     bias: jax.Array,
     y: jax.Array | None,
     relu: bool,
-    window: Window | None,
 ) -> jax.Array:
-    """Return the gradient before clamp and pooling, in float32."""
+    """Return the gradient before the clamp, in float32."""
     dz = dy.astype(jnp.float32)
-    if not relu and window is None:
+    if not relu:
         return dz
     z = _scaled(x, mean, factor, bias) if y is None else y
-    if window is not None:
-        dz = spread(first_largest(z, window), dz, window, z.shape)
-    return jnp.where(z > 0.0, dz, 0.0) if relu else dz
+    return jnp.where(z > 0.0, dz, 0.0)
+
+
+def _winners(
+    x: jax.Array,
+    mean: jax.Array,
+    factor: jax.Array,
+    bias: jax.Array,
+    relu: bool,
+    window: Window,
+) -> tuple[jax.Array, jax.Array]:
+    """Return of each window the x whose result is the largest, and where it is.
+
+    The place is -1 where the clamp lets no gradient through.
+    """
+    signed = _signed(x, factor)
+    index = first_largest(signed, window)
+    largest = _signed(pooled(signed, window), factor)
+    if relu:
+        clear = _scaled(largest, mean, factor, bias) > 0.0
+        index = jnp.where(clear, index, jnp.int8(-1))
+    return lax.optimization_barrier((largest, index))  # each is found once
+
+
+def _signed(x: jax.Array, factor: jax.Array) -> jax.Array:
+    """Return x, or -x where the factor is negative; its own inverse."""
+    return jnp.where(_like(x, factor) < 0.0, -x, x)
 
 
 def _scaled(

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -82,17 +83,18 @@ def share(columns: Columns, programs: int, unroll: int) -> Shares:
     return Shares(columns, groups, unroll)
 
 
-def across(columns: Columns, *vectors: Any) -> list[Any]:
-    """Return each `[channels]` vector repeated over a row, `[period]`."""
-    return [jnp.tile(v, columns.period // v.size) for v in vectors]
+def repeated(columns: Columns, *vectors: jax.Array) -> jax.Array:
+    """Return `[channels]` vectors, each repeated over a row, one after the other."""
+    table = jnp.stack(vectors)
+    repeats = columns.period // table.shape[1]
+    shape = (len(vectors), repeats, table.shape[1])
+    return jnp.broadcast_to(table[:, None], shape).ravel()
 
 
 class Walk:
     """The way of this program, inside a kernel.
 
     Attributes:
-        strip: index of its strip in a vector of a row's length.
-        partial: index of its part of an array `[groups * period]`.
         count: i32[], rows that it visits, at least one.
     """
 
@@ -102,18 +104,35 @@ class Walk:
         self._start = lax.rem(i, jnp.int32(strips)) * width
         self._group = lax.div(i, jnp.int32(strips))
         self._shares = shares
-        self.strip = _window(self._start, width)
-        self.partial = _window(i * width, width)
         self.count = lax.div(rows - self._group + (groups - 1), jnp.int32(groups))
 
-    def __call__(self, carry: Any, visit: Callable[[list[Any], Any, Any], Any]) -> Any:
+    def vector(self, table: Any, k: int) -> Any:
+        """Return the k-th vector of `repeated`, of this strip."""
+        columns = self._shares.columns
+        return table[_window(k * columns.period + self._start, columns.width)]
+
+    def row(self, j: Any) -> Any:
+        """Return where row j of the array lies in this strip."""
+        columns = self._shares.columns
+        return _window(j * columns.period + self._start, columns.width)
+
+    def mine(self, j: Any) -> Any:
+        """Return where row j of those that this program visits lies."""
+        return self.row(self._group + j * self._shares.groups)
+
+    def partial(self, k: int, count: int) -> Any:
+        """Return where result k of `count` lies in `[groups, count, period]`."""
+        columns = self._shares.columns
+        part = (self._group * count + k) * columns.period
+        return _window(part + self._start, columns.width)
+
+    def __call__(self, carry: Any, visit: Callable[[list[Any], Any], Any]) -> Any:
         """Go down the rows.
 
         Args:
             carry: what the walk starts with.
-            visit: from the indices of the next accesses in the flat array, the number
-                of rows seen before (i32[]) and the carry to the next carry. There are
-                `unroll` indices, and one in the rest.
+            visit: from the indices of the next accesses in the flat array and the carry
+                to the next carry. There are `unroll` indices, and one in the rest.
 
         Returns:
             The last carry.
@@ -121,20 +140,14 @@ class Walk:
         unroll = self._shares.unroll
 
         def several(j: Any, carry: Any) -> Any:
-            seen = j * unroll
-            return visit([self._at(seen + k) for k in range(unroll)], seen, carry)
+            return visit([self.mine(j * unroll + k) for k in range(unroll)], carry)
 
         def one(j: Any, carry: Any) -> Any:
-            return visit([self._at(j)], j, carry)
+            return visit([self.mine(j)], carry)
 
         whole = lax.div(self.count, jnp.int32(unroll))
         carry = lax.fori_loop(0, whole, several, carry)
         return lax.fori_loop(whole * unroll, self.count, one, carry)
-
-    def _at(self, j: Any) -> Any:
-        (width, strips, _), groups, _ = self._shares
-        row = self._group + j * groups
-        return _window(row * (width * strips) + self._start, width)
 
 
 def _window(at: Any, width: int) -> Any:

@@ -5,6 +5,11 @@ above the spread. Each part has squares about its own mean here, and the rule of
 Golub and LeVeque (https://doi.org/10.1080/00031305.1983.10483115) joins them.
 """
 
+import functools
+import operator
+from collections.abc import Iterable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +18,8 @@ from jax import lax
 # Rows summed one after the other before partial sums are combined: a long running sum
 # in float32 rounds every addend to its own large unit.
 BLOCK = 1024
+# Rows up to which a sum is written out: XLA makes it a part of what follows.
+_FEW = 16
 
 
 def moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -48,11 +55,58 @@ def merge(
         squares: f32[parts, channels], each about its own mean.
         counts: [parts], how many values a channel has in each.
     """
+    if len(counts) <= _FEW:
+        return _merge_few(list(near), list(offsets), list(squares), counts)
     offsets += near - near[:1]
     shares = jnp.asarray(counts / counts.sum(), jnp.float32)[:, None]
     offset = column_sums(shares * offsets)
     between = jnp.asarray(counts, jnp.float32)[:, None] * (offsets - offset[None]) ** 2
     return near[0] + offset, column_sums(squares + between)
+
+
+def _merge_few(
+    near: list[jax.Array],
+    offsets: list[jax.Array],
+    squares: list[jax.Array],
+    counts: np.ndarray,
+) -> tuple[jax.Array, jax.Array]:
+    """Return what :func:`merge` does, elementwise in the channels."""
+    each = [float(n) for n in counts]
+    shares = [n / sum(each) for n in each]
+    offsets = [o + (value - near[0]) for o, value in zip(offsets, near, strict=True)]
+    offset = _sum(o * share for o, share in zip(offsets, shares, strict=True))
+    between = [n * (o - offset) ** 2 for n, o in zip(each, offsets, strict=True)]
+    return near[0] + offset, _sum([*squares, *between])
+
+
+def merge_groups(
+    counts: jax.Array, offsets: jax.Array, squares: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return what :func:`merge` does, but for parts that share their `near`.
+
+    One reduction by the rule for two parts: one kernel where XLA compiles for a GPU.
+
+    Args:
+        counts: f32[groups, columns], how many values each is of.
+        offsets: f32[groups, columns], means less `near`.
+        squares: f32[groups, columns], each about its own mean.
+
+    Returns:
+        f32[columns] twice: mean less `near`, and sum of squares about the mean.
+    """
+    nothing = (np.float32(0.0),) * 3
+    parts = counts, offsets, squares
+    _, offset, total = lax.reduce(parts, nothing, _join, (0,))
+    return offset, total
+
+
+def _join(a: Any, b: Any) -> Any:
+    """Return count, mean and squares of two parts put together; the rule of Chan."""
+    count = a[0] + b[0]
+    share = b[0] / jnp.maximum(count, 1.0)
+    between = b[1] - a[1]
+    squares = a[2] + b[2] + between * between * (a[0] * share)
+    return count, a[1] + between * share, squares
 
 
 def merge_devices(
@@ -78,11 +132,17 @@ def merge_devices(
 
 def column_sums(rows: jax.Array) -> jax.Array:
     """Sum `[n, channels]` over n as a tree of blocks."""
+    if rows.shape[0] <= _FEW:
+        return _sum(rows)
     while rows.shape[0] > BLOCK:
         rows = jnp.pad(rows, ((0, -rows.shape[0] % BLOCK), (0, 0)))
         rows = rows.reshape(-1, BLOCK, rows.shape[-1]).sum(1)
         rows = lax.optimization_barrier(rows)  # or XLA merges the levels into one
     return rows.sum(0)
+
+
+def _sum(values: Iterable[jax.Array]) -> jax.Array:
+    return functools.reduce(operator.add, values)
 
 
 def typical(parts: jax.Array) -> jax.Array:
@@ -93,7 +153,11 @@ def typical(parts: jax.Array) -> jax.Array:
     what was summed.
     """
     n = parts.shape[1]
-    a, b, c = (parts[:, i] for i in (0, n // 2, n - 1))
+    return median(*(parts[:, i] for i in (0, n // 2, n - 1)))
+
+
+def median(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    """Return elementwise the one of three that lies between the others."""
     return jnp.maximum(jnp.minimum(a, b), jnp.minimum(jnp.maximum(a, b), c))
 
 

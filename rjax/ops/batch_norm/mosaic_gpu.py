@@ -12,18 +12,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from rjax.ops import mosaic
 from rjax.ops.batch_norm import mosaic_pool
-from rjax.ops.batch_norm.columns import Shares, Walk, across, columns, share
-from rjax.ops.batch_norm.moments import column_sums, merge, typical
+from rjax.ops.batch_norm.columns import Shares, Walk, columns, repeated, share
+from rjax.ops.batch_norm.moments import (
+    column_sums,
+    median,
+    merge,
+    merge_groups,
+    typical,
+)
 from rjax.ops.max_pool.window import Window
 
 # Elements of an access at most: 16 bytes of half precision a thread.
 _LARGEST = 1024
-# Programs of passes that keep sums, and of those that write; rows in flight of each.
-_SUMS, _SUMS_UNROLL = 528, 4
-_WRITES, _WRITES_UNROLL = 2112, 2
+# Programs of each pass (`None`: one a row), and rows that each has in flight.
+_STATISTICS, _REDUCE = (528, 8), (528, 4)
+_APPLY, _GRADIENT = (8448, 4), (None, 1)
 
 
 def why_not(x: jax.Array, window: Window | None = None) -> str | None:
@@ -41,42 +48,38 @@ def why_not(x: jax.Array, window: Window | None = None) -> str | None:
 
 def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return mean and sum of squared deviations, f32[channels] each."""
-    shares = _shares("statistics", x, _SUMS, _SUMS_UNROLL)
+    shares = _shares("statistics", x, *_STATISTICS)
     rows = shares.columns.rows
-    near = typical(x.reshape(1, rows, -1)).astype(jnp.float32).ravel()
     kernel = functools.partial(_statistics, shares=shares)
-    out = _partials(shares, 2)
-    offsets, squares = mosaic.launch(
-        kernel, "rjax_bn_statistics", shares.programs, out, near, x.ravel()
-    )
-    # Group g visits rows g, g + groups, ...
-    visited = (rows + shares.groups - 1 - np.arange(shares.groups)) // shares.groups
-    counts = np.repeat(visited, shares.columns.period // x.shape[-1])
-    near = jnp.tile(near, shares.groups)
-    near, offsets, squares = (_by_channel(part, x) for part in (near, offsets, squares))
-    return merge(near, offsets, squares, counts)
+    out = [_partials(shares, 1)] * 3
+    found = mosaic.launch(kernel, "rjax_bn_statistics", shares.programs, out, x.ravel())
+    columns = merge_groups(*(part.reshape(shares.groups, -1) for part in found))
+    near = typical(x.reshape(1, rows, -1)).astype(jnp.float32)
+    near, offsets, squares = (_by_channel(part, x) for part in (near, *columns))
+    return merge(near, offsets, squares, np.full(len(near), rows))
 
 
-def _statistics(near, x, offset, squared, *, shares):
+def _statistics(x, counts, offsets, squares, *, shares):
     walk = Walk(shares)
-    # Offsets from it are small where the mean is far above the spread.
-    near = near[walk.strip]
+    rows = shares.columns.rows
+    # Offsets from a value nearby are small where the mean is far above the spread. This
+    # program's is among its own rows, or one value far away could spoil all sums.
+    all_rows = [walk.row(j) for j in (0, rows // 2, rows - 1)]
+    mine = [walk.mine(j) for j in (0, lax.div(walk.count, 2), walk.count - 1)]
+    shared, near = (median(*(_load(x, at) for at in some)) for some in (all_rows, mine))
 
-    def visit(where, seen, carry):
-        total, squares = carry
-        offsets = [_load(x, at) - near for at in where]
-        n, seen = float(len(offsets)), seen.astype(jnp.float32)
-        here = _sum(offsets)
-        average = here * (1.0 / n)
-        between = average - total * (1.0 / jnp.maximum(seen, 1.0))
-        squares += _sum([(v - average) * (v - average) for v in offsets])
-        squares += between * between * (seen * n / (seen + n))
-        return total + here, squares
+    def visit(where, carry):
+        total, products = carry
+        values = [_load(x, at) - near for at in where]
+        return total + _sum(values), products + _sum([v * v for v in values])
 
     zero = jnp.zeros_like(near)
-    total, squares = walk((zero, zero), visit)
-    offset[walk.partial] = total * (1.0 / walk.count.astype(jnp.float32))
-    squared[walk.partial] = squares
+    total, products = walk((zero, zero), visit)
+    count = walk.count.astype(jnp.float32)
+    offset, at = total * (1.0 / count), walk.partial(0, 1)
+    counts[at] = jnp.broadcast_to(count, offset.shape)
+    offsets[at] = (near - shared) + offset
+    squares[at] = jnp.maximum(products - total * offset, 0.0)
 
 
 def apply(
@@ -92,22 +95,21 @@ def apply(
     if window is not None:
         assert residual is None, "the API page does not let them meet"
         return mosaic_pool.apply(x, mean, factor, bias, relu, window)
-    shares = _shares("apply", x, _WRITES, _WRITES_UNROLL)
-    vectors = across(shares.columns, mean, factor, bias)
+    shares = _shares("apply", x, *(_APPLY if residual is None else _GRADIENT))
+    table = repeated(shares.columns, mean, factor, bias)
     kernel = functools.partial(_apply, shares=shares, relu=relu)
     arrays = [x.ravel()] + ([] if residual is None else [residual.ravel()])
     out = jax.ShapeDtypeStruct((x.size,), x.dtype)
-    y = mosaic.launch(kernel, "rjax_bn_apply", shares.programs, out, *vectors, *arrays)
+    y = mosaic.launch(kernel, "rjax_bn_apply", shares.programs, out, table, *arrays)
     return y.reshape(x.shape)
 
 
-def _apply(mean, factor, bias, x, *rest, shares, relu):
+def _apply(table, x, *rest, shares, relu):
     *residual, y = rest
     walk = Walk(shares)
-    mean, factor, bias = (v[walk.strip] for v in (mean, factor, bias))
+    mean, factor, bias = (walk.vector(table, k) for k in range(3))
 
-    def visit(where, seen, carry):
-        del seen
+    def visit(where, carry):
         values = [[_load(a, at) for a in (x, *residual)] for at in where]
         for at, (value, *added) in zip(where, values, strict=True):
             z = _sum([(value - mean) * factor + bias, *added])
@@ -144,27 +146,27 @@ def reduce(
     """
     if window is not None:
         return *mosaic_pool.reduce(x, dy, mean, factor, bias, relu, window), None
-    shares = _shares("reduce", x, _SUMS, _SUMS_UNROLL // 2)
+    shares = _shares("reduce", x, *_REDUCE)
     arrays = [x, dy] + ([] if y is None else [y])
     kernel = functools.partial(_reduce, shares=shares, relu=relu, read=y is not None)
-    out = _partials(shares, 2)
+    out = [_partials(shares, 2)]
     if y is not None:
         out.append(jax.ShapeDtypeStruct((x.size,), dy.dtype))
-    sums, products, *dz = mosaic.launch(
+    found, *dz = mosaic.launch(
         kernel, "rjax_bn_reduce", shares.programs, out,
-        *across(shares.columns, mean, factor, bias), *(a.ravel() for a in arrays),
+        repeated(shares.columns, mean, factor, bias), *(a.ravel() for a in arrays),
     )  # fmt: skip
-    found = [column_sums(_by_channel(s, x)) for s in (sums, products)]
-    return found[0], found[1], dz[0].reshape(x.shape) if dz else None
+    found = found.reshape(shares.groups, -1).sum(0).reshape(2, -1)
+    total, product = (column_sums(_by_channel(sums, x)) for sums in found)
+    return total, product, dz[0].reshape(x.shape) if dz else None
 
 
-def _reduce(mean, factor, bias, x, dy, *rest, shares, relu, read):
-    y, sums, products, dz = rest if read else (None, *rest, None)
+def _reduce(table, x, dy, *rest, shares, relu, read):
+    y, out, dz = rest if read else (None, *rest, None)
     walk = Walk(shares)
-    mean, factor, bias = (v[walk.strip] for v in (mean, factor, bias))
+    mean, factor, bias = (walk.vector(table, k) for k in range(3))
 
-    def visit(where, seen, carry):
-        del seen
+    def visit(where, carry):
         total, product = carry
         arrays = [a for a in (x, dy, y) if a is not None]
         values = [[_load(a, at) for a in arrays] for at in where]
@@ -180,7 +182,7 @@ def _reduce(mean, factor, bias, x, dy, *rest, shares, relu, read):
         return total, product
 
     zero = jnp.zeros_like(mean)
-    sums[walk.partial], products[walk.partial] = walk((zero, zero), visit)
+    out[walk.partial(0, 2)], out[walk.partial(1, 2)] = walk((zero, zero), visit)
 
 
 def gradient(
@@ -210,24 +212,22 @@ def gradient(
     if window is not None:
         vectors = mean, factor, bias, dz_mean, slope
         return mosaic_pool.gradient(x, dy, *vectors, relu, window)
-    shares = _shares("gradient", x, _WRITES, _WRITES_UNROLL)
-    vectors = across(shares.columns, mean, factor, bias, dz_mean, slope)
+    shares = _shares("gradient", x, *_GRADIENT)
+    table = repeated(shares.columns, mean, factor, bias, dz_mean, slope)
     kernel = functools.partial(_gradient, shares=shares, relu=relu)
     out = jax.ShapeDtypeStruct((x.size,), x.dtype)
     dx = mosaic.launch(
         kernel, "rjax_bn_gradient", shares.programs, out,
-        *vectors, x.ravel(), dy.ravel(),
+        table, x.ravel(), dy.ravel(),
     )  # fmt: skip
     return dx.reshape(x.shape)
 
 
-def _gradient(mean, factor, bias, dz_mean, slope, x, dy, dx, *, shares, relu):
+def _gradient(table, x, dy, dx, *, shares, relu):
     walk = Walk(shares)
-    vectors = (mean, factor, bias, dz_mean, slope)
-    mean, factor, bias, dz_mean, slope = (v[walk.strip] for v in vectors)
+    mean, factor, bias, dz_mean, slope = (walk.vector(table, k) for k in range(5))
 
-    def visit(where, seen, carry):
-        del seen
+    def visit(where, carry):
         values = [(_load(x, at), _load(dy, at)) for at in where]
         for at, (value, dz) in zip(where, values, strict=True):
             centred = value - mean
@@ -239,16 +239,17 @@ def _gradient(mean, factor, bias, dz_mean, slope, x, dy, dx, *, shares, relu):
     walk((), visit)
 
 
-def _shares(name: str, x: jax.Array, programs: int, unroll: int) -> Shares:
+def _shares(name: str, x: jax.Array, programs: int | None, unroll: int) -> Shares:
     largest = mosaic.block_size(f"batch_norm/{name}", x.size, _LARGEST)
     found = columns(x.size, x.shape[-1], largest)
     assert found is not None, "why_not comes first"
-    return share(found, programs, unroll)
+    return share(found, programs or found.rows * found.strips, unroll)
 
 
-def _partials(shares: Shares, count: int) -> list[jax.ShapeDtypeStruct]:
-    length = shares.groups * shares.columns.period
-    return [jax.ShapeDtypeStruct((length,), jnp.float32)] * count
+def _partials(shares: Shares, count: int) -> jax.ShapeDtypeStruct:
+    """Return what holds `count` vectors of a row's length for each group."""
+    length = shares.groups * count * shares.columns.period
+    return jax.ShapeDtypeStruct((length,), jnp.float32)
 
 
 def _by_channel(partial: jax.Array, x: jax.Array) -> jax.Array:

@@ -107,9 +107,9 @@ class Walk:
         self._channel = lax.rem(i, strips) * tiles.channels
         self._group = lax.div(i, strips)
 
-    def vector(self, ref: Any) -> jax.Array:
-        """Return the channels of this strip from f32[pixels, all channels]."""
-        return self._load(ref, slice(None), self._channels())
+    def vector(self, ref: Any, k: int) -> jax.Array:
+        """Return the channels of this strip from f32[vectors, pixels, channels]."""
+        return self._load(ref, k, slice(None), self._channels())
 
     def __call__(self, carry: Any, visit: Any) -> Any:
         """Go from tile to tile; `visit(tile, carry)` returns the next carry."""
@@ -185,10 +185,12 @@ def apply(
 
 
 def _apply(walk, vectors, x, y, *, relu):
+    mean, factor, bias = vectors
+
     def visit(tile, carry):
-        largest = functools.reduce(jnp.maximum, _scaled(walk, x, tile, vectors)[1])
-        largest = jnp.maximum(largest, 0.0) if relu else largest
-        y[walk.place(tile)] = largest.astype(y.dtype)
+        largest = _largest(walk.elements(x, tile), factor)
+        z = (largest - mean) * factor + bias
+        y[walk.place(tile)] = (jnp.maximum(z, 0.0) if relu else z).astype(y.dtype)
         return carry
 
     walk((), visit)
@@ -206,34 +208,29 @@ def reduce(
     """Return both sums of the pass of that name of `base`."""
     found = _tiles(x, window)
     groups = _groups(found, _SUMS)
-    shape = groups * found.strips, found.pixels, found.channels
-    out = [jax.ShapeDtypeStruct(shape, jnp.float32)] * 2
+    shape = groups, found.strips, 2, found.pixels, found.channels
+    out = jax.ShapeDtypeStruct((groups * found.strips, *shape[2:]), jnp.float32)
     kernel = functools.partial(_reduce, relu=relu)
     vectors = mean, factor, bias
     arrays = _folded(x, found), dy.reshape(found.rows, -1, x.shape[-1])
     sums = _launch(kernel, "rjax_bn_reduce_pool", found, _SUMS, out, vectors, *arrays)
-
-    def by_channel(partial: jax.Array) -> jax.Array:
-        strips = partial.reshape(groups, found.strips, found.pixels, found.channels)
-        return strips.swapaxes(1, 2).reshape(-1, x.shape[-1])
-
-    total, product = (column_sums(by_channel(partial)) for partial in sums)
-    return total, product
+    by_pixel = sums.reshape(shape).sum(0).transpose(1, 2, 0, 3)
+    total, product = by_pixel.reshape(2, found.pixels, -1)
+    return column_sums(total), column_sums(product)
 
 
-def _reduce(walk, vectors, x, dy, sums, products, *, relu):
+def _reduce(walk, vectors, x, dy, sums, *, relu):
+    mean, factor, bias = vectors
+
     def visit(tile, carry):
         total, product = carry
-        centred, z = _scaled(walk, x, tile, vectors)
-        gradients = _shared_out(z, walk.pooled(dy, tile), relu)
-        for gradient, value in zip(gradients, centred, strict=True):
-            total += gradient
-            product += gradient * value
-        return total, product
+        largest = _largest(walk.elements(x, tile), factor)
+        dz = _clamped(walk.pooled(dy, tile), largest - mean, factor, bias, relu)
+        return total + dz, product + dz * (largest - mean)
 
-    zero = jnp.zeros_like(vectors[0])
+    zero = jnp.zeros_like(mean)
     program = mosaic.program_index()
-    sums[program], products[program] = walk((zero, zero), visit)
+    sums[program, 0], sums[program, 1] = walk((zero, zero), visit)
 
 
 def gradient(
@@ -259,34 +256,30 @@ def gradient(
 
 
 def _gradient(walk, vectors, x, dy, dx, *, relu):
-    _, factor, _, dz_mean, slope = vectors
+    mean, factor, bias, dz_mean, slope = vectors
 
     def visit(tile, carry):
-        centred, z = _scaled(walk, x, tile, vectors)
-        gradients = _shared_out(z, walk.pooled(dy, tile), relu)
-        for at, dz, value in zip(walk.places(tile), gradients, centred, strict=True):
-            dx[at] = (factor * (dz - dz_mean - value * slope)).astype(dx.dtype)
+        values = walk.elements(x, tile)
+        largest = _largest(values, factor)
+        left = _clamped(walk.pooled(dy, tile), largest - mean, factor, bias, relu)
+        for at, value in zip(walk.places(tile), values, strict=True):
+            dz = jnp.where(value == largest, left, 0.0)
+            left = jnp.where(value == largest, 0.0, left)
+            dx[at] = (factor * (dz - dz_mean - (value - mean) * slope)).astype(dx.dtype)
         return carry
 
     walk((), visit)
 
 
-def _scaled(walk, x, tile, vectors):
-    """Return x about its mean, and scaled and shifted, for each element of windows."""
-    mean, factor, bias = vectors[:3]
-    centred = [value - mean for value in walk.elements(x, tile)]
-    return centred, [value * factor + bias for value in centred]
+def _largest(values, factor):
+    """Return the value of each window whose result is the largest."""
+    up, down = (functools.reduce(f, values) for f in (jnp.maximum, jnp.minimum))
+    return jnp.where(factor < 0.0, down, up)
 
 
-def _shared_out(z, dy, relu):
-    """Return dy for the first largest element of each window, 0 for the others."""
-    largest = functools.reduce(jnp.maximum, z)
-    left = jnp.where(largest > 0.0, dy, 0.0) if relu else dy
-    found = []
-    for value in z:
-        found.append(jnp.where(value == largest, left, 0.0))
-        left = jnp.where(value == largest, 0.0, left)
-    return found
+def _clamped(dy, centred, factor, bias, relu):
+    """Return dy where the clamp lets it through."""
+    return jnp.where(centred * factor + bias > 0.0, dy, 0.0) if relu else dy
 
 
 def _tiles(x: jax.Array, window: Window) -> Tiles:
@@ -317,10 +310,10 @@ def _launch(
     """Run `body(walk, vectors, *arrays, *outputs)` over the tiles of an image."""
     groups = _groups(tiles, programs)
 
-    def kernel(*refs: Any) -> None:
+    def kernel(table: Any, *refs: Any) -> None:
         walk = Walk(tiles, groups)
-        held = [walk.vector(ref) for ref in refs[: len(vectors)]]
-        body(walk, held, *refs[len(vectors) :])
+        body(walk, [walk.vector(table, k) for k in range(len(vectors))], *refs)
 
-    repeated = (jnp.broadcast_to(v, (tiles.pixels, v.size)) for v in vectors)
-    return mosaic.launch(kernel, name, groups * tiles.strips, out, *repeated, *arrays)
+    table = jnp.stack(vectors)[:, None]
+    table = jnp.broadcast_to(table, (len(vectors), tiles.pixels, table.shape[-1]))
+    return mosaic.launch(kernel, name, groups * tiles.strips, out, table, *arrays)

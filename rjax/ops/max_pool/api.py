@@ -27,7 +27,7 @@ def max_pool(
     The gradient of a window goes to its first largest element (its first NaN, if it
     holds one) in row-major order, never to padding. Where windows overlap, gradients
     are summed in float32 in a fixed order and rounded once, so that two runs agree in
-    every bit. Only x is kept for the backward pass.
+    every bit. One int8 a window is kept for the backward pass.
 
     Args:
       x: floating, of 16 bits or more, `[batch, height, width, channels]`.

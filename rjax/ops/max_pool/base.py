@@ -6,13 +6,13 @@ fuse: no reduce-window, no scatter, no order left open. The functions that take 
 """
 
 import functools
-import operator
+import itertools
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rjax.ops.max_pool.window import Window
+from rjax.ops.max_pool.window import Pair, Window
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
@@ -21,15 +21,22 @@ def max_pool(x: jax.Array, window: Window) -> jax.Array:
     return pooled(x, window)
 
 
-def _forward(x: jax.Array, window: Window) -> tuple[jax.Array, jax.Array]:
-    return pooled(x, window), x
+def _forward(
+    x: jax.Array, window: Window
+) -> tuple[jax.Array, tuple[jax.Array, tuple[int, ...]]]:
+    # The barrier keeps XLA from finding every index again for each element it names.
+    index = lax.optimization_barrier(first_largest(x, window))
+    return pooled(x, window), (index, x.shape)
 
 
-def _backward(window: Window, x: jax.Array, dy: jax.Array) -> tuple[jax.Array]:
-    index = first_largest(x, window)
+def _backward(
+    window: Window, saved: tuple[jax.Array, tuple[int, ...]], dy: jax.Array
+) -> tuple[jax.Array]:
+    index, shape = saved
+    wide = dy
     if window.overlaps and dy.dtype.itemsize < 4:
-        dy = dy.astype(jnp.float32)
-    return (spread(index, dy, window, x.shape).astype(x.dtype),)
+        wide = dy.astype(jnp.float32)
+    return (spread(index, wide, window, shape).astype(dy.dtype),)
 
 
 max_pool.defvjp(_forward, _backward)
@@ -73,16 +80,52 @@ def spread(
       An array of `shape` and of the dtype of `dy`, in which it is summed, in the order
       of `window.offsets`.
     """
+    # Elements of one phase, as many steps past a stride, stand in the same places of
+    # their windows: which those are is known before anything runs.
+    strides = window.strides
+    steps = [-(-shape[k + 1] // strides[k]) for k in (0, 1)]
     zero = jnp.zeros((), dy.dtype)
 
-    def placed(i: int) -> jax.Array:
-        named = jnp.where(index == i, dy, zero)
-        config = [(0, 0, 0)] * 4
-        for k, at in _positions(i, shape, dy.shape, window):
-            config[k] = (at[0], shape[k] - 1 - at[-1], at.step - 1)
-        return lax.pad(named, zero, config)
+    def phase(*at: int) -> jax.Array:
+        places = [_places(window, shape, k, at[k]) for k in (0, 1)]
+        total = jnp.zeros((shape[0], *steps, shape[3]), dy.dtype)
+        for (row, i), (column, j) in itertools.product(*places):
+            named = _moved(index, -1, (i, j), steps)
+            gradient = _moved(dy, 0, (i, j), steps)
+            number = jnp.int8(row * window.size[1] + column)
+            total += jnp.where(named == number, gradient, zero)
+        return total
 
-    return functools.reduce(operator.add, map(placed, range(len(window.offsets))))
+    rows = [
+        jnp.stack([phase(i, j) for j in range(strides[1])], 3)
+        for i in range(strides[0])
+    ]
+    whole = jnp.stack(rows, 2)
+    several = [n * stride for n, stride in zip(steps, strides, strict=True)]
+    whole = whole.reshape(shape[0], *several, shape[3])
+    return lax.slice(whole, (0, 0, 0, 0), shape)
+
+
+def _places(
+    window: Window, shape: tuple[int, ...], k: int, phase: int
+) -> list[tuple[int, int]]:
+    """Return where elements of a phase of an axis lie in the windows that hold them.
+
+    Returns:
+      For each such window, in the order of `window.offsets`, the element's number in it
+      along the axis, and which window that is, counted from the number of strides.
+    """
+    at = phase + window.pads(*shape[1:3])[k][0]
+    size, stride = window.size[k], window.strides[k]
+    return [(n, (at - n) // stride) for n in range(at % stride, size, stride)]
+
+
+def _moved(a: jax.Array, fill: int, by: Pair, steps: list[int]) -> jax.Array:
+    """Return the windows `by` steps on, as many as there are steps, or `fill`."""
+    config = [(0, 0, 0)] * a.ndim
+    for k in (0, 1):
+        config[k + 1] = (-by[k], by[k] + steps[k] - a.shape[k + 1], 0)
+    return lax.pad(a, jnp.array(fill, a.dtype), config)
 
 
 def _elements(x: jax.Array, window: Window) -> list[jax.Array]:
