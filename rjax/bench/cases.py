@@ -17,12 +17,13 @@ from jax import lax
 from rjax import ops
 from rjax.ops.batch_norm.training import run_pass
 from rjax.ops.digest.base import mix
+from rjax.ops.max_pool import Window
 from rjax.ops.slots import ROW, SlotTable
 from rjax.ops.update import AdamRule, Arenas, LarsRule, Rule, SgdRule
 
 _DECAY = 0.999
 _SLOTS = 64
-_CHANNELS = 64
+_CHANNELS = (64, 256)
 _RULES: dict[str, Rule] = {
     "sgd": SgdRule(),
     "momentum": SgdRule(momentum=0.9, nesterov=True, weight_decay=1e-4),
@@ -46,15 +47,19 @@ class Case:
         kernel: whether there is a kernel; the copy has none.
         ulps: how far results of two implementations may lie apart, in units of the
             last place of the largest value.
+        least: elements below which it is not measured.
+        blocks: of its kernel, where only some can be.
     """
 
     name: str
     make: Callable[[int, int], tuple[Any, tuple[Any, ...]]]
     run: Callable[..., Any]
-    nbytes: int
+    nbytes: float
     donated: bool = False
     kernel: bool = True
     ulps: int = 0
+    least: int = 0
+    blocks: tuple[int, ...] | None = None
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -157,27 +162,64 @@ def _fused(family: str, average: bool) -> Case:
     return Case(name, make, run, nbytes, donated=True, ulps=4)
 
 
-def _norm(name: str, nbytes: int, ulps: int, images: int, **options: Any) -> Case:
-    """Return the case of a pass over float16[n / 64, 64] and as many more `images`.
+def _norm(channels: int, name: str, nbytes: float, ulps: int, ride: str = "") -> Case:
+    """Return the case of a pass over float16 images, with a ReLU.
 
     Vectors are powers of two, so that implementations agree about what is clamped.
     """
-    vectors = [np.full(_CHANNELS, v, np.float32) for v in (0.5, 0.5, 0.25, 0.125, 0.25)]
+    vectors = [np.full(channels, v, np.float32) for v in (0.5, 0.5, 0.25, 0.125, 0.25)]
+    window = Window(2) if ride == "pool" else None
     count = {"statistics": 0, "apply": 3, "reduce": 3, "gradient": 5}[name]
+    options: dict[str, Any] = {}
+    if name != "statistics":
+        options = {"relu": True, "window": window}
 
     def make(n: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
-        image = lambda i: draw(n, 2 * seed + i).astype(jnp.float16)  # noqa: E731
-        x, *others = (image(i).reshape(-1, _CHANNELS) for i in range(1 + images))
-        return x, tuple(others)
+        shape = _images(n, channels)
+
+        def image(i: int) -> jax.Array:
+            # About 1: sums that nearly vanish would show the order of their terms.
+            values = draw(n, 3 * seed + i) + 1.0
+            return values.astype(jnp.float16).reshape(shape)
+
+        gradient = image(1) if window is None else image(1)[:, ::2, ::2]
+        read = [gradient] if name in ("reduce", "gradient") else []
+        return image(0), (*read, *([image(2)] if ride == "residual" else []))
 
     def run(x, *others, implementation):
-        rest = (None,) if name in ("apply", "reduce") else ()
-        arrays = (*others, *vectors[:count], *rest)
+        last = ()
+        if name in ("apply", "reduce"):
+            *others, last = others if ride == "residual" else (*others, None)
+            last = (last,)
+        arrays = (*others, *vectors[:count], *last)
         return run_pass(name, x, *arrays, implementation=implementation, **options)
 
-    return Case(f"batch_norm/{name}", make, run, nbytes, ulps=ulps)
+    full = f"batch_norm/{name}" + (f"+{ride}" if ride else "") + f"/{channels}"
+    # Two windows side by side, and two rows of images.
+    least = max(channels, 128) * (16 if window else 1)
+    blocks = (512, 1024)
+    return Case(full, make, run, nbytes, ulps=ulps, least=least, blocks=blocks)
 
 
+def _images(n: int, channels: int) -> tuple[int, int, int, int]:
+    """Return the shape of n elements as images, up to 64 pixels wide."""
+    pixels = n // channels
+    width = min(64, max(1, pixels // 2))
+    height = min(width, pixels // width)
+    return pixels // (width * height), height, width, channels
+
+
+_PASSES: tuple[tuple[str, float, int, str], ...] = (
+    ("statistics", 2, 64, ""),
+    ("apply", 4, 2, ""),
+    ("apply", 6, 2, "residual"),
+    ("apply", 2.5, 2, "pool"),
+    ("reduce", 4, 64, ""),
+    ("reduce", 8, 64, "residual"),
+    ("reduce", 2.5, 64, "pool"),
+    ("gradient", 6, 2, ""),
+    ("gradient", 4.5, 2, "pool"),
+)
 _ALL = (
     Case("copy", _one(jnp.float32), _copy, 8, kernel=False),
     Case("cast/32-16", _one(jnp.float32), _cast(jnp.float16), 6),
@@ -189,9 +231,6 @@ _ALL = (
     Case("digest_slots/32", _one(jnp.float32), _digest_slots, 4),
     Case("digest_slots/16", _one(jnp.float16), _digest_slots, 2),
     *(_fused(family, average) for family in _RULES for average in (False, True)),
-    _norm("statistics", 2, 64, images=0),
-    _norm("apply", 4, 2, images=0, relu=True, window=None),
-    _norm("reduce", 4, 64, images=1, relu=True, window=None),
-    _norm("gradient", 6, 2, images=1, relu=True, window=None),
+    *(_norm(channels, *row) for channels in _CHANNELS for row in _PASSES),
 )
 CASES = {case.name: case for case in _ALL}

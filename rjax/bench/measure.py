@@ -46,7 +46,7 @@ class Figure:
     n: int
     implementation: str
     block: int | None
-    nbytes: int
+    nbytes: float
     samples: tuple[float, ...]
 
     @property
@@ -166,7 +166,9 @@ def sweep(
     for n in sizes:
         jobs = []
         for case in cases:
-            if needed(case, n) > limit:
+            if n < case.least:
+                say(f"{case.name}, {size_name(n)}: left out, its kernel needs more")
+            elif needed(case, n) > limit:
                 what = f"{case.name}, {size_name(n)}: left out"
                 say(f"{what}, needs {needed(case, n) / 1e9:.1f} GB of memory")
             else:

@@ -23,7 +23,7 @@ _SMALL_BLOCKS, _BLOCKS = (128, 512, 2048), (256, 512, 1024, 2048)
 
 def variants(case: Case, n: int) -> list[Variant]:
     """Return what is measured to tune: XLA, and the kernel at every likely block."""
-    blocks = _SMALL_BLOCKS if n <= _SMALL else _BLOCKS
+    blocks = case.blocks or (_SMALL_BLOCKS if n <= _SMALL else _BLOCKS)
     likely = [block for block in blocks if case.kernel and block <= n]
     return [XLA, *(Variant("mosaic_gpu", block) for block in likely)]
 

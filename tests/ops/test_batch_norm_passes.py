@@ -274,12 +274,13 @@ def _far(where):
     if where == "nowhere":
         rows = 1000.0 + 1e-3 * np.random.default_rng(0).normal(size=rows.shape)
     else:
-        rows[{"last": -1, "first": 0, "block": 1024}[where]] = 0.0
+        places = {"last": [-1], "first": [0], "block": [1024], "ends": [0, -1]}
+        rows[places[where]] = 0.0
     return jnp.asarray(rows, jnp.float32)
 
 
 @implementations
-@pytest.mark.parametrize("outlier", ["nowhere", "last", "first", "block"])
+@pytest.mark.parametrize("outlier", ["nowhere", "last", "first", "block", "ends"])
 @pytest.mark.usefixtures("few_programs")
 def test_statistics_survive_a_mean_far_above_the_spread(run: Runner, outlier):
     """Wherever an outlier lies, what it is compared with may not cancel the rest."""
@@ -291,7 +292,9 @@ def test_statistics_survive_a_mean_far_above_the_spread(run: Runner, outlier):
     mean, squares = run(statistics, x)
     wanted = np.asarray(x, np.float64)
     np.testing.assert_allclose(mean, wanted.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(squares, wanted.var(0) * len(wanted), rtol=1e-5)
+    # Two of three values looked at are far away: what is left of n equal addends.
+    rtol = len(wanted) * _eps(jnp.float32) / 2 if outlier == "ends" else 1e-5
+    np.testing.assert_allclose(squares, wanted.var(0) * len(wanted), rtol=rtol)
 
 
 def _saved(**options):

@@ -120,6 +120,12 @@ class Walk:
         """Return where row j of those that this program visits lies."""
         return self.row(self._group + j * self._shares.groups)
 
+    def first(self, act: Callable[[Any], None]) -> None:
+        """Call `act` with this strip of a row if this is its first program."""
+        from jax.experimental import pallas as pl
+
+        pl.when(self._group == 0)(lambda: act(self.row(0)))
+
     def partial(self, k: int, count: int) -> Any:
         """Return where result k of `count` lies in `[groups, count, period]`."""
         columns = self._shares.columns

@@ -8,7 +8,6 @@ Golub and LeVeque (https://doi.org/10.1080/00031305.1983.10483115) joins them.
 import functools
 import operator
 from collections.abc import Iterable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -77,36 +76,6 @@ def _merge_few(
     offset = _sum(o * share for o, share in zip(offsets, shares, strict=True))
     between = [n * (o - offset) ** 2 for n, o in zip(each, offsets, strict=True)]
     return near[0] + offset, _sum([*squares, *between])
-
-
-def merge_groups(
-    counts: jax.Array, offsets: jax.Array, squares: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return what :func:`merge` does, but for parts that share their `near`.
-
-    One reduction by the rule for two parts: one kernel where XLA compiles for a GPU.
-
-    Args:
-        counts: f32[groups, columns], how many values each is of.
-        offsets: f32[groups, columns], means less `near`.
-        squares: f32[groups, columns], each about its own mean.
-
-    Returns:
-        f32[columns] twice: mean less `near`, and sum of squares about the mean.
-    """
-    nothing = (np.float32(0.0),) * 3
-    parts = counts, offsets, squares
-    _, offset, total = lax.reduce(parts, nothing, _join, (0,))
-    return offset, total
-
-
-def _join(a: Any, b: Any) -> Any:
-    """Return count, mean and squares of two parts put together; the rule of Chan."""
-    count = a[0] + b[0]
-    share = b[0] / jnp.maximum(count, 1.0)
-    between = b[1] - a[1]
-    squares = a[2] + b[2] + between * between * (a[0] * share)
-    return count, a[1] + between * share, squares
 
 
 def merge_devices(

@@ -21,8 +21,6 @@ from rjax.ops.batch_norm.moments import (
     column_sums,
     median,
     merge,
-    merge_groups,
-    typical,
 )
 from rjax.ops.max_pool.window import Window
 
@@ -46,20 +44,40 @@ def why_not(x: jax.Array, window: Window | None = None) -> str | None:
     return mosaic.why_not()
 
 
+def op_name(
+    name: str,
+    x: jax.Array,
+    window: Window | None = None,
+    image: jax.Array | None = None,
+) -> str:
+    """Return what a pass is called in tables of measurements.
+
+    Args:
+        name: of the pass.
+        x: what is normalised. XLA sums few channels faster than many.
+        window: how its result is pooled.
+        image: what it reads of a residual.
+    """
+    rides = ("+pool" if window else "") + ("" if image is None else "+residual")
+    return f"batch_norm/{name}{rides}/{64 if x.shape[-1] < 128 else 256}"
+
+
 def statistics(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Return mean and sum of squared deviations, f32[channels] each."""
-    shares = _shares("statistics", x, *_STATISTICS)
+    shares = _shares(op_name("statistics", x), x, *_STATISTICS)
     rows = shares.columns.rows
     kernel = functools.partial(_statistics, shares=shares)
-    out = [_partials(shares, 1)] * 3
-    found = mosaic.launch(kernel, "rjax_bn_statistics", shares.programs, out, x.ravel())
-    columns = merge_groups(*(part.reshape(shares.groups, -1) for part in found))
-    near = typical(x.reshape(1, rows, -1)).astype(jnp.float32)
-    near, offsets, squares = (_by_channel(part, x) for part in (near, *columns))
+    near = jax.ShapeDtypeStruct((shares.columns.period,), jnp.float32)
+    out = [_partials(shares, 2), near]
+    parts = mosaic.launch(kernel, "rjax_bn_statistics", shares.programs, out, x.ravel())
+    found, near = _joined(parts[0], shares), parts[1]
+    offsets = found[0] * (1.0 / rows)
+    squares = jnp.maximum(found[1] - found[0] * offsets, 0.0)
+    near, offsets, squares = (_by_channel(part, x) for part in (near, offsets, squares))
     return merge(near, offsets, squares, np.full(len(near), rows))
 
 
-def _statistics(x, counts, offsets, squares, *, shares):
+def _statistics(x, out, typical, *, shares):
     walk = Walk(shares)
     rows = shares.columns.rows
     # Offsets from a value nearby are small where the mean is far above the spread. This
@@ -76,10 +94,17 @@ def _statistics(x, counts, offsets, squares, *, shares):
     zero = jnp.zeros_like(near)
     total, products = walk((zero, zero), visit)
     count = walk.count.astype(jnp.float32)
-    offset, at = total * (1.0 / count), walk.partial(0, 1)
-    counts[at] = jnp.broadcast_to(count, offset.shape)
-    offsets[at] = (near - shared) + offset
-    squares[at] = jnp.maximum(products - total * offset, 0.0)
+    offset = total * (1.0 / count)
+    squares = jnp.maximum(products - total * offset, 0.0)
+    # The same sums about the value that all programs of this strip share.
+    offset += near - shared
+    out[walk.partial(0, 2)] = offset * count
+    out[walk.partial(1, 2)] = squares + offset * offset * count
+
+    def note(strip):
+        typical[strip] = shared
+
+    walk.first(note)
 
 
 def apply(
@@ -94,8 +119,10 @@ def apply(
     """Return `(x - mean) * factor + bias`, plus `residual`, clamped at 0, pooled."""
     if window is not None:
         assert residual is None, "the API page does not let them meet"
-        return mosaic_pool.apply(x, mean, factor, bias, relu, window)
-    shares = _shares("apply", x, *(_APPLY if residual is None else _GRADIENT))
+        op = op_name("apply", x, window)
+        return mosaic_pool.apply(x, mean, factor, bias, relu, window, op)
+    limits = _APPLY if residual is None else _GRADIENT
+    shares = _shares(op_name("apply", x, image=residual), x, *limits)
     table = repeated(shares.columns, mean, factor, bias)
     kernel = functools.partial(_apply, shares=shares, relu=relu)
     arrays = [x.ravel()] + ([] if residual is None else [residual.ravel()])
@@ -145,8 +172,9 @@ def reduce(
         f32[channels] twice, and dz in the dtype of dy, or `None`.
     """
     if window is not None:
-        return *mosaic_pool.reduce(x, dy, mean, factor, bias, relu, window), None
-    shares = _shares("reduce", x, *_REDUCE)
+        vectors, op = (mean, factor, bias), op_name("reduce", x, window)
+        return *mosaic_pool.reduce(x, dy, *vectors, relu, window, op), None
+    shares = _shares(op_name("reduce", x, image=y), x, *_REDUCE)
     arrays = [x, dy] + ([] if y is None else [y])
     kernel = functools.partial(_reduce, shares=shares, relu=relu, read=y is not None)
     out = [_partials(shares, 2)]
@@ -156,8 +184,8 @@ def reduce(
         kernel, "rjax_bn_reduce", shares.programs, out,
         repeated(shares.columns, mean, factor, bias), *(a.ravel() for a in arrays),
     )  # fmt: skip
-    found = found.reshape(shares.groups, -1).sum(0).reshape(2, -1)
-    total, product = (column_sums(_by_channel(sums, x)) for sums in found)
+    sums = _joined(found, shares)
+    total, product = (column_sums(_by_channel(each, x)) for each in sums)
     return total, product, dz[0].reshape(x.shape) if dz else None
 
 
@@ -211,8 +239,9 @@ def gradient(
     """
     if window is not None:
         vectors = mean, factor, bias, dz_mean, slope
-        return mosaic_pool.gradient(x, dy, *vectors, relu, window)
-    shares = _shares("gradient", x, *_GRADIENT)
+        op = op_name("gradient", x, window)
+        return mosaic_pool.gradient(x, dy, *vectors, relu, window, op)
+    shares = _shares(op_name("gradient", x), x, *_GRADIENT)
     table = repeated(shares.columns, mean, factor, bias, dz_mean, slope)
     kernel = functools.partial(_gradient, shares=shares, relu=relu)
     out = jax.ShapeDtypeStruct((x.size,), x.dtype)
@@ -239,9 +268,8 @@ def _gradient(table, x, dy, dx, *, shares, relu):
     walk((), visit)
 
 
-def _shares(name: str, x: jax.Array, programs: int | None, unroll: int) -> Shares:
-    largest = mosaic.block_size(f"batch_norm/{name}", x.size, _LARGEST)
-    found = columns(x.size, x.shape[-1], largest)
+def _shares(op: str, x: jax.Array, programs: int | None, unroll: int) -> Shares:
+    found = columns(x.size, x.shape[-1], mosaic.block_size(op, x.size, _LARGEST))
     assert found is not None, "why_not comes first"
     return share(found, programs or found.rows * found.strips, unroll)
 
@@ -250,6 +278,11 @@ def _partials(shares: Shares, count: int) -> jax.ShapeDtypeStruct:
     """Return what holds `count` vectors of a row's length for each group."""
     length = shares.groups * count * shares.columns.period
     return jax.ShapeDtypeStruct((length,), jnp.float32)
+
+
+def _joined(partials: jax.Array, shares: Shares) -> jax.Array:
+    """Return the sums over all groups, f32[count, period]."""
+    return partials.reshape(shares.groups, -1).sum(0).reshape(-1, shares.columns.period)
 
 
 def _by_channel(partial: jax.Array, x: jax.Array) -> jax.Array:

@@ -70,8 +70,15 @@ class Tiles(NamedTuple):
         )
 
 
-def tiles(shape: tuple[int, ...], window: Window) -> Tiles | None:
+def tiles(
+    shape: tuple[int, ...], window: Window, largest: int = _LARGEST
+) -> Tiles | None:
     """Return how to read images, `None` if windows or tiles do not fill them.
+
+    Args:
+        shape: `[batch, height, width, channels]`.
+        window: how images are pooled.
+        largest: elements of a tile at most, a power of two.
 
     Example:
         >>> tiles((256, 224, 224, 64), Window(2))
@@ -84,8 +91,8 @@ def tiles(shape: tuple[int, ...], window: Window) -> Tiles | None:
         return None
     if any(map(any, window.pads(height, width))):
         return None
-    some = math.gcd(channels, _LARGEST)
-    pixels = math.gcd(columns, _LARGEST // some)
+    some = math.gcd(channels, largest)
+    pixels = math.gcd(columns, largest // some)
     if some * pixels < _LEAST:
         return None
     return Tiles(
@@ -171,9 +178,10 @@ def apply(
     bias: jax.Array,
     relu: bool,
     window: Window,
+    op: str,
 ) -> jax.Array:
     """Return the pass of that name of `base`."""
-    found = _tiles(x, window)
+    found = _tiles(op, x, window)
     columns = found.across * found.pixels
     out = jax.ShapeDtypeStruct((found.rows, columns, x.shape[-1]), x.dtype)
     kernel = functools.partial(_apply, relu=relu)
@@ -204,9 +212,10 @@ def reduce(
     bias: jax.Array,
     relu: bool,
     window: Window,
+    op: str,
 ) -> tuple[jax.Array, jax.Array]:
     """Return both sums of the pass of that name of `base`."""
-    found = _tiles(x, window)
+    found = _tiles(op, x, window)
     groups = _groups(found, _SUMS)
     shape = groups, found.strips, 2, found.pixels, found.channels
     out = jax.ShapeDtypeStruct((groups * found.strips, *shape[2:]), jnp.float32)
@@ -243,9 +252,10 @@ def gradient(
     slope: jax.Array,
     relu: bool,
     window: Window,
+    op: str,
 ) -> jax.Array:
     """Return the pass of that name of `base`."""
-    found = _tiles(x, window)
+    found = _tiles(op, x, window)
     image = _folded(x, found)
     out = jax.ShapeDtypeStruct(image.shape, x.dtype)
     kernel = functools.partial(_gradient, relu=relu)
@@ -282,8 +292,10 @@ def _clamped(dy, centred, factor, bias, relu):
     return jnp.where(centred * factor + bias > 0.0, dy, 0.0) if relu else dy
 
 
-def _tiles(x: jax.Array, window: Window) -> Tiles:
-    found = tiles(x.shape, window)
+def _tiles(op: str, x: jax.Array, window: Window) -> Tiles:
+    block = mosaic.block_size(op, x.size, _LARGEST)
+    found = tiles(x.shape, window, max(block, _LEAST))
+    found = found or tiles(x.shape, window)
     assert found is not None, "why_not comes first"
     return found
 

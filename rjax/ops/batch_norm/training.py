@@ -86,7 +86,8 @@ def run_pass(
         "mosaic_gpu": mosaic_gpu.why_not(x, options.get("window"))
         or functools.partial(getattr(mosaic_gpu, name), **options),
     }
-    op = f"batch_norm/{name}" + ("+pool" if options.get("window") else "")
+    image = arrays[-1] if name in ("apply", "reduce") else None
+    op = mosaic_gpu.op_name(name, x, options.get("window"), image)
     return resolve(op, implementation, serve, (op, x.size))(*arrays)
 
 

@@ -80,11 +80,16 @@ def spread(
       An array of `shape` and of the dtype of `dy`, in which it is summed, in the order
       of `window.offsets`.
     """
+    zero = jnp.zeros((), dy.dtype)
+    if not window.overlaps:  # one window has it: the one around it
+        named, gradient = (
+            _stretched(a, f, window, shape) for a, f in ((index, -1), (dy, 0))
+        )
+        return jnp.where(named == _numbers(window, shape), gradient, zero)
     # Elements of one phase, as many steps past a stride, stand in the same places of
     # their windows: which those are is known before anything runs.
     strides = window.strides
     steps = [-(-shape[k + 1] // strides[k]) for k in (0, 1)]
-    zero = jnp.zeros((), dy.dtype)
 
     def phase(*at: int) -> jax.Array:
         places = [_places(window, shape, k, at[k]) for k in (0, 1)]
@@ -104,6 +109,36 @@ def spread(
     several = [n * stride for n, stride in zip(steps, strides, strict=True)]
     whole = whole.reshape(shape[0], *several, shape[3])
     return lax.slice(whole, (0, 0, 0, 0), shape)
+
+
+def _stretched(
+    a: jax.Array, fill: int, window: Window, shape: tuple[int, ...]
+) -> jax.Array:
+    """Return for each element of the image what its window has, or `fill`."""
+    for k in (0, 1):
+        axis, length, stride = k + 1, shape[k + 1], window.strides[k]
+        low = window.pads(*shape[1:3])[k][0]
+        windows = -(-(low + length) // stride)  # that begin before the image ends
+        config = [(0, 0, 0)] * a.ndim
+        config[axis] = (0, windows - a.shape[axis], 0)
+        a = lax.pad(a, jnp.array(fill, a.dtype), config)
+        several = (*a.shape[: axis + 1], stride, *a.shape[axis + 1 :])
+        a = jnp.broadcast_to(jnp.expand_dims(a, axis + 1), several)
+        a = a.reshape(*several[:axis], windows * stride, *several[axis + 2 :])
+        a = lax.slice_in_dim(a, low, low + length, axis=axis)
+    return a
+
+
+def _numbers(window: Window, shape: tuple[int, ...]) -> jax.Array:
+    """Return which element of its window each is, int8[1, height, width, 1], or -2."""
+    number, inside = jnp.int32(0), jnp.bool_(True)
+    for k in (0, 1):
+        size, low = window.size[k], window.pads(*shape[1:3])[k][0]
+        at = lax.broadcasted_iota(jnp.int32, (1, *shape[1:3], 1), k + 1) + low
+        offset = at % window.strides[k]
+        number = number * size + offset
+        inside &= offset < size
+    return jnp.where(inside, number, -2).astype(jnp.int8)
 
 
 def _places(
