@@ -40,6 +40,11 @@ NAMES = [
     "stateless_loss",
 ]
 SUBMODULES = {
+    "nn": [
+        *("BasicBlock", "BatchNorm", "BottleneckBlock", "CNN", "Conv", "ConvBNReLU"),
+        *("Dense", "MLP", "ResNet", "ResNet50", "VGG16BN", "Window"),
+        "from_torchvision",
+    ],
     "optim": ["adam", "adamw", "from_optax", "lars", "momentum", "nesterov", "sgd"],
     "repro": ["compare", "deterministic", "digest", "record", "tensors"],
     "scaling": ["dynamic", "halving", "off", "static"],

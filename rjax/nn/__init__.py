@@ -8,4 +8,8 @@ from rjax.nn.models import CNN as CNN
 from rjax.nn.models import MLP as MLP
 from rjax.nn.resnet import BasicBlock as BasicBlock
 from rjax.nn.resnet import ResNet as ResNet
+from rjax.nn.resnet50 import BottleneckBlock as BottleneckBlock
+from rjax.nn.resnet50 import ResNet50 as ResNet50
+from rjax.nn.torchvision import from_torchvision as from_torchvision
+from rjax.nn.vgg import VGG16BN as VGG16BN
 from rjax.ops.max_pool import Window as Window

@@ -6,7 +6,7 @@ used as such.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import flax.linen as nn
@@ -35,6 +35,18 @@ def _he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return nn.initializers.he_normal()(key, matrix, dtype).reshape(shape)
 
 
+def kaiming_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Draw a kernel of variance `2 / fan_out`, not truncated, as torchvision does.
+
+    `fan_out` is `height * width * features`. Drawn as a matrix, like `_he_normal`.
+
+    Source: He et al., https://arxiv.org/abs/1502.01852, section 2.2, backward case.
+    """
+    matrix = (math.prod(shape[:-1]), shape[-1])
+    std = math.sqrt(2 / math.prod((*shape[:-2], shape[-1])))
+    return std * jax.random.normal(key, matrix, dtype).reshape(shape)
+
+
 class Dense(nn.Module):
     """Multiply by a kernel and add a bias, by `rjax.ops.dense`.
 
@@ -44,6 +56,7 @@ class Dense(nn.Module):
     Attributes:
       features: outputs per example.
       use_bias: whether there is a bias.
+      kernel_init: draws the kernel, `(key, shape, dtype) -> array`.
 
     Example:
       >>> layer = Dense(3)
@@ -55,6 +68,7 @@ class Dense(nn.Module):
 
     features: int
     use_bias: bool = True
+    kernel_init: Callable[..., jax.Array] = _he_normal
 
     @nn.compact
     def __call__(
@@ -62,7 +76,7 @@ class Dense(nn.Module):
     ) -> Float[Array, "*batch features"]:
         """Return `x @ kernel + bias` in the kernel's dtype."""
         shape = (x.shape[-1], self.features)
-        kernel = self.param("kernel", _he_normal, shape, jnp.float32)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         bias = None
         if self.use_bias:
             bias = self.param(
@@ -83,6 +97,7 @@ class Conv(nn.Module):
       strides: steps along height and width, or one int for both.
       padding: `"SAME"`, `"VALID"`, or a (low, high) pair per spatial axis.
       use_bias: whether there is a bias.
+      kernel_init: as in `Dense`.
 
     Example:
       >>> layer = Conv(4, strides=2)
@@ -96,6 +111,7 @@ class Conv(nn.Module):
     strides: int | tuple[int, int] = 1
     padding: str | Sequence[tuple[int, int]] = "SAME"
     use_bias: bool = True
+    kernel_init: Callable[..., jax.Array] = _he_normal
 
     @nn.compact
     def __call__(
@@ -104,7 +120,7 @@ class Conv(nn.Module):
         """Return the convolution of x, rounded to the kernel's dtype."""
         _check_images(x)
         shape = (*_pair(self.kernel_size), x.shape[-1], self.features)
-        kernel = self.param("kernel", _he_normal, shape, jnp.float32)
+        kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
         y = lax.conv_general_dilated(
             x.astype(kernel.dtype),
             kernel,
@@ -192,6 +208,7 @@ class ConvBNReLU(nn.Module):
       padding: as in `Conv`.
       axis_name: as in `BatchNorm`.
       pool: as in `BatchNorm`.
+      kernel_init: as in `Dense`.
 
     Example:
       >>> layer = ConvBNReLU(4)
@@ -206,6 +223,7 @@ class ConvBNReLU(nn.Module):
     padding: str | Sequence[tuple[int, int]] = "SAME"
     axis_name: str | tuple[str, ...] | None = None
     pool: Window | None = None
+    kernel_init: Callable[..., jax.Array] = _he_normal
 
     @nn.compact
     def __call__(
@@ -218,6 +236,7 @@ class ConvBNReLU(nn.Module):
             self.strides,
             self.padding,
             use_bias=False,
+            kernel_init=self.kernel_init,
             name="conv",
         )
         axis = self.axis_name

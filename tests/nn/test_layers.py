@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 from rjax.nn import BatchNorm, Conv, ConvBNReLU, Dense
-from rjax.nn.layers import _he_normal
+from rjax.nn.layers import _he_normal, kaiming_normal
 from rjax.ops.dense import float32_weight_gradients
 
 KEY = jax.random.key(0)
@@ -59,6 +59,21 @@ def test_kernels_start_he_normal():
 def test_kernels_are_those_of_flax_bit_for_bit(shape):
     stock = nn.initializers.he_normal()(KEY, shape, jnp.float32)
     np.testing.assert_array_equal(_he_normal(KEY, shape, jnp.float32), stock)
+
+
+def test_kernels_for_torchvisions_models_are_those_of_flax():
+    stock = nn.initializers.variance_scaling(2.0, "fan_out", "normal")
+    shape = (3, 3, 2, 4)
+    got = kaiming_normal(KEY, shape, jnp.float32)
+    # The deviation is rounded at another place.
+    np.testing.assert_allclose(got, stock(KEY, shape, jnp.float32), 1e-6)
+
+
+@pytest.mark.parametrize("layer", [Dense, Conv, ConvBNReLU])
+def test_kernel_init_draws_the_kernel(layer):
+    model = _untyped(layer(2, kernel_init=nn.initializers.ones))
+    params = model.init(KEY, jnp.ones((1, 2, 2, 3)))["params"]
+    assert (params.get("conv", params)["kernel"] == 1).all()
 
 
 def test_dense_kernel_reaches_the_op_as_it_is():

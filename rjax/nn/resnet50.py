@@ -1,0 +1,148 @@
+"""ResNet-50 for images of ImageNet's size, from the layers of this package.
+
+Call it as `model.apply(variables, x, train=...)`. Logits come in the precision of the
+last kernel; `rjax.ops.softmax_cross_entropy` computes the loss in float32 from there.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import flax.linen as nn
+from jaxtyping import Array, Float
+
+from rjax.nn.layers import (
+    BatchNorm,
+    Conv,
+    ConvBNReLU,
+    Dense,
+    global_mean,
+    kaiming_normal,
+)
+from rjax.ops.max_pool import Window
+
+# Unlike "SAME", these put a window on the same pixels for even and odd images, and on
+# those that the shortcut of a block takes.
+_AROUND = ((1, 1), (1, 1))
+_AROUND_STEM = ((3, 3), (3, 3))
+
+# Uniform between plus and minus 1 / sqrt(inputs).
+_head_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
+
+
+class BottleneckBlock(nn.Module):
+    """Add three convolutions, 1x1, 3x3 and 1x1, to their input ("bottleneck").
+
+    `relu(bn3(conv3(cbr2(cbr1(x)))) + shortcut(x))`, where `shortcut` is x itself or, if
+    channels or strides differ, a 1x1 convolution and a batch norm. The stride is in the
+    3x3 convolution ("v1.5"). The last norm adds and clamps in float32, and rounds once.
+
+    Attributes:
+      features: channels of the first two convolutions; the third has four times as
+        many.
+      strides: steps along height and width of the second convolution.
+      axis_name: mesh axes whose devices share their batch statistics.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> block = BottleneckBlock(4, strides=2)
+      >>> key, x = jax.random.key(0), jnp.ones((2, 8, 8, 16))
+      >>> variables = jax.eval_shape(block.init, key, x)
+      >>> sorted(variables["params"])
+      ['bn3', 'cbr1', 'cbr2', 'conv3', 'shortcut_bn', 'shortcut_conv']
+      >>> jax.eval_shape(block.apply, variables, x).shape
+      (2, 4, 4, 16)
+    """
+
+    features: int
+    strides: int = 1
+    axis_name: str | tuple[str, ...] | None = None
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch height width inputs"], train: bool = False
+    ) -> Float[Array, "batch rows columns outputs"]:
+        """Return the block's activations in the kernels' dtype."""
+        inner, outer, axis = self.features, 4 * self.features, self.axis_name
+        how: dict[str, Any] = {"kernel_init": kaiming_normal}
+        y = ConvBNReLU(inner, 1, axis_name=axis, name="cbr1", **how)(x, train)
+        y = ConvBNReLU(inner, 3, self.strides, _AROUND, axis, name="cbr2", **how)(
+            y, train
+        )
+        how["use_bias"] = False
+        y = Conv(outer, 1, name="conv3", **how)(y)
+        if self.strides != 1 or x.shape[-1] != outer:
+            project = Conv(outer, 1, self.strides, name="shortcut_conv", **how)
+            norm = BatchNorm(axis_name=axis, name="shortcut_bn")
+            x = norm(project(x), use_running_average=not train)
+        norm = BatchNorm(relu=True, axis_name=axis, name="bn3")
+        return norm(y, use_running_average=not train, residual=x.astype(y.dtype))
+
+
+class ResNet50(nn.Module):
+    """Classify images by ResNet-50 v1.5, the `resnet50` of torchvision.
+
+    A 7x7 stem with stride 2 whose norm also pools, stages of bottleneck blocks whose
+    3x3 convolutions have `width` times 1, 2, 4 and 8 channels, all but the first of
+    which halve height and width, a global average and a dense head. 25,557,032
+    parameters for 1000 classes of RGB images; `from_torchvision` loads torchvision's.
+    Any image size and channel count works.
+
+    Kernels start as torchvision's do: convolutions Kaiming normal by fan-out, the head
+    uniform within `1 / sqrt(inputs)`. Its bias starts at zero, which torchvision draws.
+
+    Attributes:
+      num_classes: number of logits.
+      axis_name: mesh axes whose devices share their batch statistics.
+      blocks: bottlenecks in each stage, at least 1; `(3, 4, 23, 3)` is ResNet-101.
+      width: channels of the stem, at least 1.
+
+    Raises:
+      ValueError: when called, if a number in `blocks`, or `width`, is below 1.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> model = ResNet50(num_classes=10, blocks=(1, 1, 1, 1), width=8)
+      >>> key, x = jax.random.key(0), jnp.ones((2, 64, 64, 3))
+      >>> variables = jax.eval_shape(model.init, key, x)
+      >>> jax.eval_shape(model.apply, variables, x).shape
+      (2, 10)
+
+    Source: He et al., https://arxiv.org/abs/1512.03385, table 1; the stride in the 3x3
+      convolution and the initialisation are torchvision's.
+    """
+
+    num_classes: int = 1000
+    axis_name: str | tuple[str, ...] | None = None
+    blocks: Sequence[int] = (3, 4, 6, 3)
+    width: int = 64
+
+    @nn.compact
+    def __call__(
+        self, x: Float[Array, "batch height width channels"], train: bool = False
+    ) -> Float[Array, "batch classes"]:
+        """Return logits in the dtype of the last kernel."""
+        if self.width < 1 or min(self.blocks, default=0) < 1:
+            raise ValueError(
+                f"`width` and `blocks` must be at least 1, got {self.width} and "
+                f"{tuple(self.blocks)}; ResNet-50 has width=64, blocks=(3, 4, 6, 3)."
+            )
+        axis = self.axis_name
+        stem = ConvBNReLU(
+            self.width,
+            kernel_size=7,
+            strides=2,
+            padding=_AROUND_STEM,
+            axis_name=axis,
+            pool=Window(3, 2, _AROUND),
+            kernel_init=kaiming_normal,
+            name="stem",
+        )
+        x = stem(x, train)
+        for stage, depth in enumerate(self.blocks, start=1):
+            channels = self.width * 2 ** (stage - 1)
+            for i in range(1, depth + 1):
+                strides = 2 if stage > 1 and i == 1 else 1
+                name = f"stage{stage}_block{i}"
+                x = BottleneckBlock(channels, strides, axis, name=name)(x, train)
+        head = Dense(self.num_classes, kernel_init=_head_init, name="head")
+        return head(global_mean(x))
