@@ -1,19 +1,21 @@
 """What a record costs a training loop, and whether two processes give the same bits.
 
     PYTHONPATH=. python benchmarks/record_cost.py [--model mlp|resnet50|vgg16bn]
-        [--steps 100] [--samples 5] [--processes 1] [--json FILE]
+        [--steps 100] [--samples 5] [--processes 1] [--scan] [--json FILE]
 
 The loop is a user's: a jitted step on a batch that lies on the device, with and without
 `rjax.repro.record` around it at its default of a digest every ten steps. Both take
 turns; a sample is the time of all steps, closing the record included. `mlp` is
-784-1024-512-256-10 at batch 200 (a digest every 10 of the 300 steps of an epoch of
-MNIST), the others take 224x224 images at batch 256.
+784-1024-512-256-10 at batch 200 (an epoch of MNIST has 300 steps), the others take
+224x224 images at batch 256. `--scan` puts all steps of a sample into one program, with
+the digests inside.
 
 With more processes the same is done in each, one after another, in deterministic mode
 (`rjax.repro.deterministic`), and their records are compared.
 """
 
 import argparse
+import functools
 import json
 import pathlib
 import statistics
@@ -57,7 +59,7 @@ def make(name, batch, image):
 
 
 def loop(step, state, batch, steps, recording=None):
-    """Return seconds for all steps."""
+    """Return seconds for all steps, one call each."""
     started = time.perf_counter()
     for _ in range(steps):
         state, report = step(state, batch)
@@ -69,9 +71,36 @@ def loop(step, state, batch, steps, recording=None):
     return time.perf_counter() - started
 
 
+def scans(plan, step, steps):
+    """Return a function like `loop` whose steps are one program."""
+
+    @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
+    def epoch(state, batch, recorded):
+        def body(state, _):
+            state, report = step(state, batch)
+            if not recorded:
+                return state, report
+            return state, (report, rjax.repro.scanned_digest(plan, state, every=10))
+
+        return jax.lax.scan(body, state, length=steps)
+
+    def run(step, state, batch, steps, recording=None):
+        del step, steps
+        started = time.perf_counter()
+        state, found = epoch(state, batch, recording is not None)
+        if recording is not None:
+            recording.add_scanned(state, *found)
+            recording.close()
+        jax.block_until_ready(state)
+        return time.perf_counter() - started
+
+    return run
+
+
 def measure(args, keep):
     """Return milliseconds a step, plain and recorded; the first record stays."""
     plan, step, fresh, batch = make(args.model, args.batch, args.image)
+    run = scans(plan, step, args.steps) if args.scan else loop
     samples = {"plain": [], "recorded": []}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(args.samples + 1):  # the first round warms up
@@ -80,7 +109,7 @@ def measure(args, keep):
                 if name == "recorded":
                     where = keep if i == 0 else f"{folder}/{i}"
                     recording = rjax.repro.record(where, plan, state)
-                seconds = loop(step, state, batch, args.steps, recording)
+                seconds = run(step, state, batch, args.steps, recording)
                 values.append(1e3 * seconds / args.steps)
     return {name: values[1:] for name, values in samples.items()}
 
@@ -90,7 +119,8 @@ def told(args, samples):
     plain, recorded = (statistics.median(samples[name]) for name in samples)
     device = jax.devices()[0].device_kind
     return (
-        f"{args.model} on {device}, jax {jax.__version__}, {args.steps} steps: plain "
+        f"{args.model} on {device}, jax {jax.__version__}, {args.steps} steps"
+        f"{' in one program' if args.scan else ''}: plain "
         f"{plain:.3f} ms a step, recorded {recorded:.3f}, {recorded / plain - 1:+.1%}"
     )
 
@@ -113,6 +143,7 @@ def parse():
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--scan", action="store_true", help="all steps in one program")
     parser.add_argument("--json", help="keep all samples here")
     parser.add_argument("--keep", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -136,7 +167,12 @@ def main():
             for other in keeps[1:]:
                 print(rjax.repro.compare(keeps[0], other))
         if args.json:
-            what = {"model": args.model, "batch": args.batch, "steps": args.steps}
+            what = {
+                "model": args.model,
+                "batch": args.batch,
+                "steps": args.steps,
+                "scan": args.scan,
+            }
             device = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
             text = json.dumps({**what, **device, "processes": found})
             pathlib.Path(args.json).write_text(text + "\n")
