@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 CATEGORIES = ("conv", "norm", "norm+pool", "pool", "update", "other")
-STEPS, TOP = 3, 15
+STEPS, TOP, TOP_EACH = 3, 15, 5
 
 # By the name of a kernel; the first that is found counts.
 _KERNELS = [
@@ -200,7 +200,10 @@ def kind_of(event: Event, kinds: Mapping[str, str]) -> str:
 def summarize(
     events: Iterable[Event], kinds: Mapping[str, str], steps: int
 ) -> dict[str, Any]:
-    """Return milliseconds a step by category, and the kernels that take the most."""
+    """Return milliseconds a step by category, and the kernels that take the most.
+
+    These are `TOP` of all, and `TOP_EACH` of every category.
+    """
     by_kind: dict[str, float] = dict.fromkeys(CATEGORIES, 0.0)
     kernels: dict[tuple[str, str], list[float]] = {}
     for event in events:
@@ -210,7 +213,14 @@ def summarize(
             if plain(event.name) != plain(name):
                 name = f"{name} | {event.name}"
             kernels.setdefault((name, kind), []).append(event.milliseconds)
-    top = sorted(kernels.items(), key=lambda item: -sum(item[1]))[:TOP]
+    ranked = sorted(kernels.items(), key=lambda item: -sum(item[1]))
+    before = collections.Counter[str]()
+    top = []
+    for i, item in enumerate(ranked):
+        kind = item[0][1]
+        if i < TOP or before[kind] < TOP_EACH:
+            top.append(item)
+        before[kind] += 1
     return {
         "ms": by_kind,
         "top": [
