@@ -168,7 +168,7 @@ def _norm(channels: int, name: str, nbytes: float, ulps: int, ride: str = "") ->
     Vectors are powers of two, so that implementations agree about what is clamped.
     """
     vectors = [np.full(channels, v, np.float32) for v in (0.5, 0.5, 0.25, 0.125, 0.25)]
-    window = Window(2) if ride == "pool" else None
+    window = _WINDOWS.get(ride)
     count = {"statistics": 0, "apply": 3, "reduce": 3, "gradient": 5}[name]
     options: dict[str, Any] = {}
     if name != "statistics":
@@ -209,6 +209,7 @@ def _images(n: int, channels: int) -> tuple[int, int, int, int]:
     return pixels // (width * height), height, width, channels
 
 
+_WINDOWS = {"pool": Window(2), "overlap": Window(3, 2, ((1, 1), (1, 1)))}
 _PASSES: tuple[tuple[str, float, int, str], ...] = (
     ("statistics", 2, 64, ""),
     ("apply", 4, 2, ""),
@@ -219,6 +220,7 @@ _PASSES: tuple[tuple[str, float, int, str], ...] = (
     ("reduce", 2.5, 64, "pool"),
     ("gradient", 6, 2, ""),
     ("gradient", 4.5, 2, "pool"),
+    ("gradient", 4.5, 2, "overlap"),
 )
 _ALL = (
     Case("copy", _one(jnp.float32), _copy, 8, kernel=False),

@@ -23,6 +23,7 @@ from rjax.ops.batch_norm import (
     batch_norm,
     batch_norm_inference,
     mosaic_gpu,
+    mosaic_overlap,
     mosaic_pool,
     training,
 )
@@ -118,6 +119,7 @@ def few_programs(monkeypatch):
         monkeypatch.setattr(mosaic_gpu, name, (3, 2))
     monkeypatch.setattr(mosaic_pool, "_SUMS", 3)
     monkeypatch.setattr(mosaic_pool, "_WRITES", 3)
+    monkeypatch.setattr(mosaic_overlap, "_PROGRAMS", 3)
 
 
 # Strips that hold all channels several times, channels of several strips, neither.
@@ -201,6 +203,39 @@ def test_windows_that_tile_the_image_have_kernels(
     found = run(_both, x, scale, bias, dy, relu=relu, pool=window)
     wanted = _reference(x, scale, bias, dy, relu=relu, window=window)
     _assert_close(found, wanted, x.size // shape[-1])
+
+
+@implementations
+@pytest.mark.parametrize(
+    ("shape", "dtype", "relu", "window"),
+    [
+        ((2, 6, 8, 64), jnp.float16, True, STEM),
+        ((1, 4, 8, 128), jnp.float32, False, Window(3, 2)),
+        ((3, 6, 6, 256), jnp.bfloat16, True, Window((4, 3), (2, 2), "SAME")),
+        ((2, 4, 4, 128), jnp.float16, True, Window((2, 3), (2, 1))),
+    ],
+)
+@pytest.mark.usefixtures("few_programs")
+def test_the_gradient_has_a_kernel_where_windows_overlap(
+    run: Runner, shape, dtype, relu, window
+):
+    """All but the order in which two gradients are added is that of the base."""
+    x, factor, bias, _ = _case(shape, dtype)
+    out = (shape[0], *window.output(*shape[1:3]), shape[3])
+    dy = jnp.asarray(np.random.default_rng(1).normal(size=out), dtype)
+    mean, dz_mean, slope = (jnp.linspace(a, 1.0, shape[3]) for a in (2.0, 0.5, -0.5))
+
+    def gradient(*arrays, implementation):
+        how: dict[str, Any] = {"relu": relu, "window": window}
+        return training.run_pass(
+            "gradient", *arrays, implementation=implementation, **how
+        )
+
+    arrays = x, dy, mean, factor, bias, dz_mean, slope
+    found = run(gradient, *arrays)
+    wanted = jax.jit(functools.partial(gradient, implementation="xla"))(*arrays)
+    largest = np.abs(_f64(wanted)).max()
+    np.testing.assert_allclose(_f64(found), _f64(wanted), 0, 2 * _eps(dtype) * largest)
 
 
 @implementations
@@ -363,7 +398,7 @@ def test_the_kernel_is_refused_where_it_cannot_serve():
     refuses_where_there_is_none(functools.partial(batch_norm, x, scale), bias)
     for wrong, options, why in [
         (jnp.ones((3, 64)), {}, "does not fill whole rows"),
-        (x, {"pool": STEM}, "do not tile"),
+        (x, {"pool": STEM}, "overlap, only the gradient has a kernel"),
         (x, {"pool": Window(3)}, "do not tile"),
         (x[:, :, :4], {"pool": Window(2)}, "do not tile"),
     ]:

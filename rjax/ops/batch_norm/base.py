@@ -65,7 +65,7 @@ def reduce(
         f32[channels] twice, and dz in the dtype of dy, or `None`.
     """
     if window is not None:
-        x, _ = _winners(x, mean, factor, bias, relu, window)
+        x, _ = winners(x, mean, factor, bias, relu, window)
     dz = _dz(x, dy, mean, factor, bias, y, relu)
     products = dz * _centred(x, mean)
     sums = column_sums(_rows(dz)), column_sums(_rows(products))
@@ -99,7 +99,7 @@ def gradient(
     if window is None:
         dz = _dz(x, dy, mean, factor, bias, None, relu)
     else:
-        _, index = _winners(x, mean, factor, bias, relu, window)
+        _, index = winners(x, mean, factor, bias, relu, window)
         wide = dy.astype(jnp.float32) if window.overlaps else dy
         dz = spread(index, wide, window, x.shape).astype(jnp.float32)
     factor, dz_mean, slope = (_like(x, v) for v in (factor, dz_mean, slope))
@@ -123,7 +123,7 @@ def _dz(
     return jnp.where(z > 0.0, dz, 0.0)
 
 
-def _winners(
+def winners(
     x: jax.Array,
     mean: jax.Array,
     factor: jax.Array,

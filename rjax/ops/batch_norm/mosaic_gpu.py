@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from rjax.ops import mosaic
-from rjax.ops.batch_norm import mosaic_pool
+from rjax.ops.batch_norm import mosaic_overlap, mosaic_pool
 from rjax.ops.batch_norm.columns import Shares, Walk, columns, repeated, share
 from rjax.ops.batch_norm.moments import (
     column_sums,
@@ -31,13 +31,18 @@ _STATISTICS, _REDUCE = (528, 8), (528, 4)
 _APPLY, _GRADIENT = (8448, 4), (None, 1)
 
 
-def why_not(x: jax.Array, window: Window | None = None) -> str | None:
-    """Return the sentence that says why no kernel serves an array, or `None`."""
+def why_not(name: str, x: jax.Array, window: Window | None = None) -> str | None:
+    """Return the sentence that says why no kernel serves a pass, or `None`."""
     if x.size >= 2**31:
         return f"it has {x.size} elements, kernels index fewer than 2^31"
     if x.dtype.itemsize > 4:
         return f"it is {x.dtype}, kernels read 16 or 32 bits"
-    if window is not None and mosaic_pool.tiles(x.shape, window) is None:
+    if window is not None and window.overlaps:
+        if name != "gradient":
+            return f"windows {window.size} overlap, only the gradient has a kernel then"
+        if mosaic_overlap.tiles(x.shape, window) is None:
+            return f"strides {window.strides} do not tile {x.shape} in 256 elements"
+    elif window is not None and mosaic_pool.tiles(x.shape, window) is None:
         return f"windows {window.size} do not tile {x.shape} in blocks of 256 elements"
     if columns(x.size, x.shape[-1]) is None:
         return f"shape {x.shape} does not fill whole rows of 128 elements or more"
@@ -58,7 +63,9 @@ def op_name(
         window: how its result is pooled.
         image: what it reads of a residual.
     """
-    rides = ("+pool" if window else "") + ("" if image is None else "+residual")
+    rides = "" if image is None else "+residual"
+    if window is not None:
+        rides = "+overlap" if window.overlaps else "+pool"
     return f"batch_norm/{name}{rides}/{64 if x.shape[-1] < 128 else 256}"
 
 
@@ -239,8 +246,9 @@ def gradient(
     """
     if window is not None:
         vectors = mean, factor, bias, dz_mean, slope
+        room = mosaic_overlap if window.overlaps else mosaic_pool
         op = op_name("gradient", x, window)
-        return mosaic_pool.gradient(x, dy, *vectors, relu, window, op)
+        return room.gradient(x, dy, *vectors, relu, window, op)
     shares = _shares(op_name("gradient", x), x, *_GRADIENT)
     table = repeated(shares.columns, mean, factor, bias, dz_mean, slope)
     kernel = functools.partial(_gradient, shares=shares, relu=relu)

@@ -19,7 +19,7 @@ from rjax.ops.batch_norm.moments import column_sums
 from rjax.ops.max_pool.window import Window
 
 # Elements of an access at most, and at least: Mosaic wants 4 bytes a thread.
-_LARGEST, _LEAST, _THREADS = 1024, 256, 128
+LARGEST, _LEAST, _THREADS = 1024, 256, 128
 # Programs of the pass that keeps sums, and of those that write.
 _SUMS, _WRITES = 528, 2112
 
@@ -71,7 +71,7 @@ class Tiles(NamedTuple):
 
 
 def tiles(
-    shape: tuple[int, ...], window: Window, largest: int = _LARGEST
+    shape: tuple[int, ...], window: Window, largest: int = LARGEST
 ) -> Tiles | None:
     """Return how to read images, `None` if windows or tiles do not fill them.
 
@@ -85,19 +85,24 @@ def tiles(
         Tiles(pixels=16, channels=64, across=7, strips=1, rows=28672, size=(2, 2))
     """
     batch, height, width, channels = shape
-    rows, columns = window.output(height, width)
-    covered = rows * window.size[0], columns * window.size[1]
-    if window.strides != window.size or covered != (height, width):
+    if window.strides != window.size or any(map(any, window.pads(height, width))):
         return None
-    if any(map(any, window.pads(height, width))):
-        return None
+    return tiling((batch, height, width, channels), window.size, largest)
+
+
+def tiling(
+    shape: tuple[int, int, int, int], size: tuple[int, int], largest: int = LARGEST
+) -> Tiles | None:
+    """Return how to read images in blocks of `size` pixels, `None` if it cannot be."""
+    batch, height, width, channels = shape
+    rows, columns = height // size[0], width // size[1]
     some = math.gcd(channels, largest)
     pixels = math.gcd(columns, largest // some)
+    if (rows * size[0], columns * size[1]) != (height, width) or not rows * columns:
+        return None
     if some * pixels < _LEAST:
         return None
-    return Tiles(
-        pixels, some, columns // pixels, channels // some, batch * rows, window.size
-    )
+    return Tiles(pixels, some, columns // pixels, channels // some, batch * rows, size)
 
 
 class Walk:
@@ -116,7 +121,7 @@ class Walk:
 
     def vector(self, ref: Any, k: int) -> jax.Array:
         """Return the channels of this strip from f32[vectors, pixels, channels]."""
-        return self._load(ref, k, slice(None), self._channels())
+        return self.load(ref, k, slice(None), self._channels())
 
     def __call__(self, carry: Any, visit: Any) -> Any:
         """Go from tile to tile; `visit(tile, carry)` returns the next carry."""
@@ -131,7 +136,7 @@ class Walk:
 
     def elements(self, ref: Any, tile: Any) -> list[jax.Array]:
         """Return the elements of the windows of a tile, in row-major order."""
-        return [self._load(ref, *at) for at in self.places(tile)]
+        return [self.load(ref, *at) for at in self.places(tile)]
 
     def places(self, tile: Any) -> list[tuple[Any, ...]]:
         """Return where those lie in what `_folded` returns."""
@@ -146,11 +151,25 @@ class Walk:
 
     def pooled(self, ref: Any, tile: Any) -> jax.Array:
         """Return one value for each window of a tile."""
-        return self._load(ref, *self.place(tile))
+        return self.load(ref, *self.place(tile))
 
     def place(self, tile: Any) -> tuple[Any, ...]:
         """Return where those lie, in `[rows, columns of windows, channels]`."""
         return *self._at(tile), self._channels()
+
+    def moved(self, tile: Any, rows: int, padded: int, by: tuple[int, int]) -> Any:
+        """Return where the values `by` rows and columns on lie.
+
+        Args:
+            tile: the tile.
+            rows: of windows in an image.
+            padded: as many and what was put around them.
+            by: rows and columns, counted from the first that was put there.
+        """
+        row, pixels = self._at(tile)
+        image = lax.div(row, jnp.int32(rows))
+        at = image * padded + lax.rem(row, jnp.int32(rows)) + by[0]
+        return at, _slice(pixels.start + by[1], pixels.size), self._channels()
 
     def _at(self, tile: Any) -> tuple[Any, Any]:
         from jax.experimental import pallas as pl
@@ -163,12 +182,19 @@ class Walk:
 
         return pl.ds(self._channel + start, self.tiles.channels)
 
-    def _load(self, ref: Any, *at: Any) -> jax.Array:
+    def load(self, ref: Any, *at: Any) -> jax.Array:
+        """Return what lies in one place, in float32."""
         from jax.experimental.pallas import mosaic_gpu as plgpu
 
         load: Any = plgpu.load  # jax 0.10 has another one
         found = load(ref.at[at], layout=self.layout, optimized=False)
         return found.astype(jnp.float32)
+
+
+def _slice(start: Any, size: int) -> Any:
+    from jax.experimental import pallas as pl
+
+    return pl.ds(start, size)
 
 
 def apply(
@@ -181,13 +207,13 @@ def apply(
     op: str,
 ) -> jax.Array:
     """Return the pass of that name of `base`."""
-    found = _tiles(op, x, window)
+    found = measured(tiles, op, x, window)
     columns = found.across * found.pixels
     out = jax.ShapeDtypeStruct((found.rows, columns, x.shape[-1]), x.dtype)
     kernel = functools.partial(_apply, relu=relu)
     vectors = mean, factor, bias
-    y = _launch(
-        kernel, "rjax_bn_apply_pool", found, _WRITES, out, vectors, _folded(x, found)
+    y = launch(
+        kernel, "rjax_bn_apply_pool", found, _WRITES, out, vectors, folded(x, found)
     )
     return y.reshape(x.shape[0], -1, columns, x.shape[-1])
 
@@ -215,14 +241,14 @@ def reduce(
     op: str,
 ) -> tuple[jax.Array, jax.Array]:
     """Return both sums of the pass of that name of `base`."""
-    found = _tiles(op, x, window)
+    found = measured(tiles, op, x, window)
     groups = _groups(found, _SUMS)
     shape = groups, found.strips, 2, found.pixels, found.channels
     out = jax.ShapeDtypeStruct((groups * found.strips, *shape[2:]), jnp.float32)
     kernel = functools.partial(_reduce, relu=relu)
     vectors = mean, factor, bias
-    arrays = _folded(x, found), dy.reshape(found.rows, -1, x.shape[-1])
-    sums = _launch(kernel, "rjax_bn_reduce_pool", found, _SUMS, out, vectors, *arrays)
+    arrays = folded(x, found), dy.reshape(found.rows, -1, x.shape[-1])
+    sums = launch(kernel, "rjax_bn_reduce_pool", found, _SUMS, out, vectors, *arrays)
     by_pixel = sums.reshape(shape).sum(0).transpose(1, 2, 0, 3)
     total, product = by_pixel.reshape(2, found.pixels, -1)
     return column_sums(total), column_sums(product)
@@ -255,13 +281,13 @@ def gradient(
     op: str,
 ) -> jax.Array:
     """Return the pass of that name of `base`."""
-    found = _tiles(op, x, window)
-    image = _folded(x, found)
+    found = measured(tiles, op, x, window)
+    image = folded(x, found)
     out = jax.ShapeDtypeStruct(image.shape, x.dtype)
     kernel = functools.partial(_gradient, relu=relu)
     vectors = mean, factor, bias, dz_mean, slope
     arrays = image, dy.reshape(found.rows, -1, x.shape[-1])
-    dx = _launch(kernel, "rjax_bn_gradient_pool", found, _WRITES, out, vectors, *arrays)
+    dx = launch(kernel, "rjax_bn_gradient_pool", found, _WRITES, out, vectors, *arrays)
     return dx.reshape(x.shape)
 
 
@@ -292,15 +318,15 @@ def _clamped(dy, centred, factor, bias, relu):
     return jnp.where(centred * factor + bias > 0.0, dy, 0.0) if relu else dy
 
 
-def _tiles(op: str, x: jax.Array, window: Window) -> Tiles:
-    block = mosaic.block_size(op, x.size, _LARGEST)
-    found = tiles(x.shape, window, max(block, _LEAST))
-    found = found or tiles(x.shape, window)
+def measured(find: Any, op: str, x: jax.Array, window: Window) -> Tiles:
+    """Return the tiles of the size that was measured to be best, or of any."""
+    block = mosaic.block_size(op, x.size, LARGEST)
+    found = find(x.shape, window, max(block, _LEAST)) or find(x.shape, window)
     assert found is not None, "why_not comes first"
     return found
 
 
-def _folded(x: jax.Array, tiles: Tiles) -> jax.Array:
+def folded(x: jax.Array, tiles: Tiles) -> jax.Array:
     """Return x with the columns of a window in its channels."""
     height, across = tiles.rows * tiles.size[0], tiles.across * tiles.pixels
     return x.reshape(height, across, -1)
@@ -310,7 +336,7 @@ def _groups(tiles: Tiles, programs: int) -> int:
     return max(1, min(tiles.rows * tiles.across, programs // tiles.strips))
 
 
-def _launch(
+def launch(
     body: Any,
     name: str,
     tiles: Tiles,

@@ -83,7 +83,7 @@ def run_pass(
     x = arrays[0]
     serve: dict[str, Any] = {
         "xla": functools.partial(getattr(base, name), **options),
-        "mosaic_gpu": mosaic_gpu.why_not(x, options.get("window"))
+        "mosaic_gpu": mosaic_gpu.why_not(name, x, options.get("window"))
         or functools.partial(getattr(mosaic_gpu, name), **options),
     }
     image = arrays[-1] if name in ("apply", "reduce") else None

@@ -92,9 +92,9 @@ def spread(
     steps = [-(-shape[k + 1] // strides[k]) for k in (0, 1)]
 
     def phase(*at: int) -> jax.Array:
-        places = [_places(window, shape, k, at[k]) for k in (0, 1)]
+        held = [places(window, shape, k, at[k]) for k in (0, 1)]
         total = jnp.zeros((shape[0], *steps, shape[3]), dy.dtype)
-        for (row, i), (column, j) in itertools.product(*places):
+        for (row, i), (column, j) in itertools.product(*held):
             named = _moved(index, -1, (i, j), steps)
             gradient = _moved(dy, 0, (i, j), steps)
             number = jnp.int8(row * window.size[1] + column)
@@ -141,7 +141,7 @@ def _numbers(window: Window, shape: tuple[int, ...]) -> jax.Array:
     return jnp.where(inside, number, -2).astype(jnp.int8)
 
 
-def _places(
+def places(
     window: Window, shape: tuple[int, ...], k: int, phase: int
 ) -> list[tuple[int, int]]:
     """Return where elements of a phase of an axis lie in the windows that hold them.
