@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 from ops.range_kernels import (
     Runner,
     implementations,
@@ -158,6 +161,35 @@ def test_a_residual_is_added_before_the_clamp(run: Runner, dtype, shape, relu):
     _assert_close(found, wanted, x.size // shape[-1])
     np.testing.assert_array_equal(_f64(found[-1]), wanted[-1])
     assert found[-1].dtype == dtype
+
+
+@implementations
+@pytest.mark.parametrize("window", [None, Window(2)])
+@pytest.mark.usefixtures("few_programs")
+def test_passes_run_within_shard_map(run: Runner, window):
+    """Where arrays vary over a mesh axis, and statistics go over it."""
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(AxisType.Auto,))
+    x, scale, bias, dy = _case((2, 4, 8, 64), jnp.float16)
+    dy = dy if window is None else dy[:, ::2, ::2]
+    how: dict[str, Any] = {"relu": True, "pool": window, "axis_name": "data"}
+
+    def sharded(x, scale, bias, dy, implementation):
+        def local(x, scale, bias, dy):
+            scale, bias = (lax.pcast(v, "data", to="varying") for v in (scale, bias))
+            y, mean, var, dx, *own = _both(
+                x, scale, bias, dy, implementation=implementation, **how
+            )
+            return y, mean, var, dx, *(lax.psum(g, "data") for g in own)
+
+        specs = P("data"), P(), P(), P("data")
+        outs = P("data"), P(), P(), P("data"), P(), P()
+        return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=outs)(
+            x, scale, bias, dy
+        )
+
+    found = run(sharded, x, scale, bias, dy)
+    wanted = _reference(x, scale, bias, dy, window=window)
+    _assert_close(found, wanted, x.size // 64)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
