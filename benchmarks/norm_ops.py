@@ -96,7 +96,7 @@ def _apply(x, vectors, residual=None, **how):
 
 
 def _reduce(x, vectors, dy, y=None, **how):
-    return run_pass("reduce", x, dy, *vectors[:3], y, relu=True, **how)
+    return run_pass("reduce", x, (dy,), *vectors[:3], y, relu=True, **how)
 
 
 def _gradient(x, vectors, dy, *, relu, **how):

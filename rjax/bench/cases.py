@@ -183,7 +183,7 @@ def _norm(channels: int, name: str, nbytes: float, ulps: int, ride: str = "") ->
             return values.astype(jnp.float16).reshape(shape)
 
         gradient = image(1) if window is None else image(1)[:, ::2, ::2]
-        read = [gradient] if name in ("reduce", "gradient") else []
+        read = {"reduce": [(gradient,)], "gradient": [gradient]}.get(name, [])
         return image(0), (*read, *([image(2)] if ride == "residual" else []))
 
     def run(x, *others, implementation):

@@ -147,6 +147,7 @@ class BatchNorm(nn.Module):
       relu: whether to clamp the result at zero.
       pool: keeps the largest value of each window then; images only.
       axis_name: mesh axes whose devices share their batch statistics.
+      twice: whether the output is a pair of one array, as in `rjax.ops.batch_norm`.
 
     Example:
       >>> layer, x = BatchNorm(), jnp.array([[1.0], [3.0]])
@@ -162,6 +163,7 @@ class BatchNorm(nn.Module):
     relu: bool = False
     pool: Window | None = None
     axis_name: str | tuple[str, ...] | None = None
+    twice: bool = False
 
     @nn.compact
     def __call__(
@@ -169,7 +171,7 @@ class BatchNorm(nn.Module):
         x: Float[Array, "*batch channels"],
         use_running_average: bool,
         residual: Float[Array, "*batch channels"] | None = None,
-    ) -> Float[Array, "*batch channels"]:
+    ) -> Any:
         """Return x normalised by the running statistics, or by its own.
 
         Args:
@@ -185,7 +187,9 @@ class BatchNorm(nn.Module):
         how: dict[str, Any] = {"eps": self.eps, "relu": self.relu, "pool": self.pool}
         how["residual"] = residual
         if use_running_average:
-            return batch_norm_inference(x, scale, bias, mean.value, var.value, **how)
+            y = batch_norm_inference(x, scale, bias, mean.value, var.value, **how)
+            return (y, y) if self.twice else y
+        how["twice"] = self.twice
         if self.is_initializing():  # no mesh axis is bound and no statistic moves
             return batch_norm(x, scale, bias, **how)[0]
         y, batch_mean, batch_var = batch_norm(

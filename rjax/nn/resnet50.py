@@ -41,6 +41,8 @@ class BottleneckBlock(nn.Module):
         many.
       strides: steps along height and width of the second convolution.
       axis_name: mesh axes whose devices share their batch statistics.
+      twice: whether the output is a pair of one array, which the next block takes: the
+        gradients of its two uses are then added within a pass over them.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -56,12 +58,17 @@ class BottleneckBlock(nn.Module):
     features: int
     strides: int = 1
     axis_name: str | tuple[str, ...] | None = None
+    twice: bool = False
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "batch height width inputs"], train: bool = False
-    ) -> Float[Array, "batch rows columns outputs"]:
-        """Return the block's activations in the kernels' dtype."""
+    def __call__(self, x: Any, train: bool = False) -> Any:
+        """Return the block's activations in the kernels' dtype.
+
+        Args:
+          x: `[batch, height, width, inputs]`, or a pair of it.
+          train: whether statistics are those of the batch.
+        """
+        x, shortcut = x if isinstance(x, tuple) else (x, x)
         inner, outer, axis = self.features, 4 * self.features, self.axis_name
         how: dict[str, Any] = {"kernel_init": kaiming_normal}
         y = ConvBNReLU(inner, 1, axis_name=axis, name="cbr1", **how)(x, train)
@@ -73,9 +80,10 @@ class BottleneckBlock(nn.Module):
         if self.strides != 1 or x.shape[-1] != outer:
             project = Conv(outer, 1, self.strides, name="shortcut_conv", **how)
             norm = BatchNorm(axis_name=axis, name="shortcut_bn")
-            x = norm(project(x), use_running_average=not train)
-        norm = BatchNorm(relu=True, axis_name=axis, name="bn3")
-        return norm(y, use_running_average=not train, residual=x.astype(y.dtype))
+            shortcut = norm(project(shortcut), use_running_average=not train)
+        norm = BatchNorm(relu=True, axis_name=axis, twice=self.twice, name="bn3")
+        shortcut = shortcut.astype(y.dtype)
+        return norm(y, use_running_average=not train, residual=shortcut)
 
 
 class ResNet50(nn.Module):
@@ -142,7 +150,9 @@ class ResNet50(nn.Module):
             channels = self.width * 2 ** (stage - 1)
             for i in range(1, depth + 1):
                 strides = 2 if stage > 1 and i == 1 else 1
+                last = (stage, i) == (len(self.blocks), depth)
                 name = f"stage{stage}_block{i}"
-                x = BottleneckBlock(channels, strides, axis, name=name)(x, train)
+                block = BottleneckBlock(channels, strides, axis, not last, name=name)
+                x = block(x, train)
         head = Dense(self.num_classes, kernel_init=_head_init, name="head")
         return head(global_mean(x))

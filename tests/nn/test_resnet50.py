@@ -167,13 +167,26 @@ def test_activations_are_of_torchs_size_and_stay_half(image, sides):
     for stage, depth in enumerate(model.blocks, start=1):
         for block in range(1, depth + 1):
             inside = found["intermediates"][f"stage{stage}_block{block}"]
-            (y,) = inside["__call__"]
+            y = jax.tree.leaves(inside["__call__"])[0]  # of a pair, but for the last
             assert y.shape == (2, *sides[stage - 1], 128 * 2**stage)
             # The stride comes after the first of the three convolutions.
             (first,) = inside["cbr1"]["__call__"]
             entered = stage - 2 if stage > 1 and block == 1 else stage - 1
             assert first.shape == (2, *sides[entered], 32 * 2**stage)
     assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float16")}
+
+
+def test_a_pair_of_outputs_changes_no_number():
+    block: Any = BottleneckBlock(2)
+    x = jax.random.normal(KEY, (2, 3, 3, 8))
+    variables = block.init(KEY, x)
+    how: dict[str, Any] = {"train": True, "mutable": ["batch_stats"]}
+    wanted, stats = block.apply(variables, x, **how)
+    pair, others = block.clone(twice=True).apply(variables, (x, x), **how)
+    for y in pair:
+        np.testing.assert_array_equal(y, wanted)
+    jax.tree.map(np.testing.assert_array_equal, stats, others)
+    assert len(block.clone(twice=True).apply(variables, x)) == 2
 
 
 def test_a_shortcut_is_projected_if_channels_or_strides_differ():

@@ -192,6 +192,31 @@ def test_passes_run_within_shard_map(run: Runner, window):
     _assert_close(found, wanted, x.size // 64)
 
 
+@implementations
+@pytest.mark.parametrize("with_residual", [True, False])
+@pytest.mark.usefixtures("few_programs")
+def test_gradients_of_two_uses_are_added(run: Runner, with_residual):
+    """In float32 where a residual was added and clamped: rounding them loses 1."""
+    x, scale, bias, dy, residual = _case((4, 8, 128), jnp.float16, 2)
+    one, other = jnp.full_like(dy, 2048.0), jnp.full_like(dy, 1.0)
+    more = (residual,) if with_residual else ()
+
+    def both(x, scale, bias, one, other, *more, implementation):
+        def norm(x, scale, bias, *more):
+            how: dict[str, Any] = dict(zip(["residual"], more, strict=False))
+            how["implementation"] = implementation
+            return batch_norm(x, scale, bias, relu=True, twice=True, **how)
+
+        (ys, mean, var), pullback = jax.vjp(norm, x, scale, bias, *more)
+        return *ys, pullback(((one, other), mean, var))[1:3]
+
+    first, second, (_, dbias) = run(both, x, scale, bias, one, other, *more)
+    np.testing.assert_array_equal(first, second)
+    total = 2049.0 if with_residual else 2048.0
+    wanted = total * (_f64(first) > 0).sum((0, 1))
+    np.testing.assert_allclose(_f64(dbias), wanted, rtol=1e-6)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize(
     ("shape", "window"),

@@ -1,5 +1,7 @@
 """Public face of the batch norm ops."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
@@ -19,10 +21,11 @@ def batch_norm(
     relu: bool = False,
     residual: Float[Array, "*batch channels"] | None = None,
     pool: Window | None = None,
+    twice: bool = False,
     axis_name: str | tuple[str, ...] | None = None,
     implementation: str | None = None,
 ) -> tuple[
-    Float[Array, "*batch channels"],
+    Any,
     Float32[Array, " channels"],
     Float32[Array, " channels"],
 ]:
@@ -31,8 +34,8 @@ def batch_norm(
     Equals, over all axes but the last and in float32,
     `y = (x - mean(x)) / sqrt(var(x) + eps) * scale + bias`, then what is asked for: the
     residual is added, a ReLU clamps, windows are pooled. Rounded once, at the end, to
-    the dtype of x. Statistics accumulate in float32, each part of the batch about its
-    own mean, so that they survive a mean far above the spread.
+    the dtype of x. Statistics accumulate in float32, each part of the batch about a
+    value or mean of its own, so that they survive a mean far above the spread.
 
     Each pass (statistics, apply; backward reduce, gradient) reads every array once.
     The backward pass keeps x and recomputes the rest, the ReLU mask and the places of
@@ -51,16 +54,20 @@ def batch_norm(
       residual: added before the ReLU, in shape and dtype of x. Its gradient is that of
         the sum.
       pool: keeps the largest value of each window, after the ReLU; x is then
-        `[batch, height, width, channels]` and there is no residual. The gradient goes
-        to the first element that has that value, before rounding.
+        `[batch, height, width, channels]` and there is no residual. Which element that
+        is, and gets the gradient, is found in x: the first of the largest, or of the
+        smallest where `scale` is negative.
+      twice: return y as a pair of one array, for two uses of it. Their gradients are
+        then added in float32 on the way back, where otherwise JAX adds them in a pass
+        of its own; it pays after a residual and a ReLU.
       axis_name: mesh (or `vmap`) axes whose devices share their statistics. The
         gradients of `scale` and `bias` stay those of the local part of the batch.
       implementation: `"xla"`, `"mosaic_gpu"`, or `None` to let rjax choose for each
         pass. The kernels agree with XLA within the order of float32 sums.
 
     Returns:
-      `(y, mean, var)`: y in the dtype of x, and of its shape unless it is pooled; mean
-      and biased variance of the batch, float32 `[channels]`.
+      `(y, mean, var)`: y, or a pair of it, in the dtype of x and of its shape unless it
+      is pooled; mean and biased variance of the batch, float32 `[channels]`.
 
     Raises:
       ValueError: a dtype, a shape or `eps` is wrong, channels have fewer than two
@@ -86,7 +93,13 @@ def batch_norm(
             "use a larger batch, or `batch_norm_inference`."
         )
     how = training.How(
-        float(eps), bool(relu), residual is not None, pool, axis_name, implementation
+        eps=float(eps),
+        relu=bool(relu),
+        residual=residual is not None,
+        twice=bool(twice),
+        window=pool,
+        axis_name=axis_name,
+        implementation=implementation,
     )
     if residual is None:
         x, scale, bias = align(x, scale, bias)

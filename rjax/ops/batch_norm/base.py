@@ -7,6 +7,9 @@ with x, or falls where the factor is negative, and so do its roundings, that ele
 found in x: what is pooled has a fraction of the size before anything is computed.
 """
 
+import functools
+import operator
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,7 +44,7 @@ def apply(
 
 def reduce(
     x: jax.Array,
-    dy: jax.Array,
+    dys: tuple[jax.Array, ...],
     mean: jax.Array,
     factor: jax.Array,
     bias: jax.Array,
@@ -53,7 +56,7 @@ def reduce(
 
     Args:
         x: what was normalised.
-        dy: gradient of the result, of its shape and dtype.
+        dys: gradients of the uses of the result, of its shape and dtype.
         mean: as in :func:`apply`.
         factor: as in :func:`apply`.
         bias: as in :func:`apply`.
@@ -62,14 +65,14 @@ def reduce(
         window: how it was pooled.
 
     Returns:
-        f32[channels] twice, and dz in the dtype of dy, or `None`.
+        f32[channels] twice, and dz in the dtype of x, or `None`.
     """
     if window is not None:
         x, _ = winners(x, mean, factor, bias, relu, window)
-    dz = _dz(x, dy, mean, factor, bias, y, relu)
+    dz = _dz(x, dys, mean, factor, bias, y, relu)
     products = dz * _centred(x, mean)
     sums = column_sums(_rows(dz)), column_sums(_rows(products))
-    return *sums, None if y is None else dz.astype(dy.dtype)
+    return *sums, None if y is None else dz.astype(x.dtype)
 
 
 def gradient(
@@ -97,7 +100,7 @@ def gradient(
         window: as in :func:`reduce`.
     """
     if window is None:
-        dz = _dz(x, dy, mean, factor, bias, None, relu)
+        dz = _dz(x, (dy,), mean, factor, bias, None, relu)
     else:
         _, index = winners(x, mean, factor, bias, relu, window)
         wide = dy.astype(jnp.float32) if window.overlaps else dy
@@ -108,7 +111,7 @@ def gradient(
 
 def _dz(
     x: jax.Array,
-    dy: jax.Array,
+    dys: tuple[jax.Array, ...],
     mean: jax.Array,
     factor: jax.Array,
     bias: jax.Array,
@@ -116,7 +119,7 @@ def _dz(
     relu: bool,
 ) -> jax.Array:
     """Return the gradient before the clamp, in float32."""
-    dz = dy.astype(jnp.float32)
+    dz = functools.reduce(operator.add, [dy.astype(jnp.float32) for dy in dys])
     if not relu:
         return dz
     z = _scaled(x, mean, factor, bias) if y is None else y

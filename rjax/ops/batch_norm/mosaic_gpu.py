@@ -155,7 +155,7 @@ def _apply(table, x, *rest, shares, relu):
 
 def reduce(
     x: jax.Array,
-    dy: jax.Array,
+    dys: tuple[jax.Array, ...],
     mean: jax.Array,
     factor: jax.Array,
     bias: jax.Array,
@@ -167,26 +167,29 @@ def reduce(
 
     Args:
         x: what was normalised.
-        dy: gradient of the result, of its shape and dtype.
+        dys: gradients of the uses of the result, of its shape and dtype.
         mean: f32[channels], and so are `factor` and `bias`, as in :func:`apply`.
         factor: as above.
         bias: as above.
         y: the result, where a residual was added, else `None`.
-        relu: whether dz is dy where the result is above zero, and 0 elsewhere.
+        relu: whether dz, their sum, is 0 where the result is not above zero.
         window: how the result was pooled, if it was.
 
     Returns:
-        f32[channels] twice, and dz in the dtype of dy, or `None`.
+        f32[channels] twice, and dz in the dtype of x, or `None`.
     """
     if window is not None:
         vectors, op = (mean, factor, bias), op_name("reduce", x, window)
-        return *mosaic_pool.reduce(x, dy, *vectors, relu, window, op), None
+        return *mosaic_pool.reduce(x, dys[0], *vectors, relu, window, op), None
     shares = _shares(op_name("reduce", x, image=y), x, *_REDUCE)
-    arrays = [x, dy] + ([] if y is None else [y])
-    kernel = functools.partial(_reduce, shares=shares, relu=relu, read=y is not None)
+    arrays = [x, *dys] + ([] if y is None else [y])
+    read = y is not None
+    kernel = functools.partial(
+        _reduce, shares=shares, relu=relu, read=read, uses=len(dys)
+    )
     out = [_partials(shares, 2)]
     if y is not None:
-        out.append(jax.ShapeDtypeStruct((x.size,), dy.dtype))
+        out.append(jax.ShapeDtypeStruct((x.size,), x.dtype))
     found, *dz = mosaic.launch(
         kernel, "rjax_bn_reduce", shares.programs, out,
         repeated(shares.columns, mean, factor, bias), *(a.ravel() for a in arrays),
@@ -196,17 +199,18 @@ def reduce(
     return total, product, dz[0].reshape(x.shape) if dz else None
 
 
-def _reduce(table, x, dy, *rest, shares, relu, read):
+def _reduce(table, x, *rest, shares, relu, read, uses):
+    dys, rest = rest[:uses], rest[uses:]
     y, out, dz = rest if read else (None, *rest, None)
     walk = Walk(shares)
     mean, factor, bias = (walk.vector(table, k) for k in range(3))
 
     def visit(where, carry):
         total, product = carry
-        arrays = [a for a in (x, dy, y) if a is not None]
+        arrays = [x, *dys] + ([] if y is None else [y])
         values = [[_load(a, at) for a in arrays] for at in where]
-        for at, (value, gradient, *result) in zip(where, values, strict=True):
-            centred = value - mean
+        for at, (value, *rest) in zip(where, values, strict=True):
+            centred, gradient, result = value - mean, _sum(rest[:uses]), rest[uses:]
             if relu:
                 z = result[0] if result else centred * factor + bias
                 gradient = jnp.where(z > 0.0, gradient, 0.0)

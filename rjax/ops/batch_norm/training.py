@@ -17,7 +17,7 @@ from rjax.ops.dispatch import resolve
 from rjax.ops.max_pool.window import Window
 
 AxisName = str | tuple[str, ...] | None
-_Outputs = tuple[jax.Array, jax.Array, jax.Array]
+_Outputs = tuple[Any, jax.Array, jax.Array]
 
 
 class How(NamedTuple):
@@ -29,12 +29,14 @@ class How(NamedTuple):
         window: how it is pooled then, if it is.
         axis_name: mesh axes whose devices share their statistics.
         residual: whether an array is added before that.
+        twice: whether the result is returned as a pair.
         implementation: of every pass, `None` to choose.
     """
 
     eps: float
     relu: bool
     residual: bool
+    twice: bool
     window: Window | None
     axis_name: AxisName
     implementation: str | None
@@ -59,7 +61,7 @@ def batch_norm(
     bias: jax.Array,
     residual: jax.Array | None,
 ) -> _Outputs:
-    """Return (y, mean, biased var); see the API page."""
+    """Return (y or a pair of it, mean, biased var); see the API page."""
     return _forward(how, x, scale, bias, residual)[0]
 
 
@@ -88,7 +90,7 @@ def run_pass(
     }
     image = arrays[-1] if name in ("apply", "reduce") else None
     op = mosaic_gpu.op_name(name, x, options.get("window"), image)
-    return resolve(op, implementation, serve, (op, x.size))(*arrays)
+    return resolve(f"batch_norm/{name}", implementation, serve, (op, x.size))(*arrays)
 
 
 def values_per_channel(x: jax.Array, axis_name: AxisName) -> int:
@@ -112,16 +114,21 @@ def _forward(
     vectors = _vectors(scale, bias, mean, istd)
     y = run("apply", x, *vectors, residual, relu=how.relu, window=how.window)
     kept = y if how.relu and how.residual else None
-    return (y, mean, var), Saved(x, scale, bias, mean, istd, kept)
+    ys = (y, y) if how.twice else y
+    return (ys, mean, var), Saved(x, scale, bias, mean, istd, kept)
 
 
 def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     x, scale, bias, mean, istd, y = saved
-    dy = cts[0]  # the statistics are not differentiable outputs
+    # The statistics are not differentiable outputs.
+    dys: tuple[jax.Array, ...] = tuple(cts[0]) if how.twice else (cts[0],)
+    if y is None:  # both passes would have to read them
+        dys = (functools.reduce(jnp.add, dys),)
     vectors = _vectors(scale, bias, mean, istd)
     options: dict[str, Any] = {"relu": how.relu, "window": how.window}
     run = functools.partial(run_pass, implementation=how.implementation)
-    dbias, product, dz = run("reduce", x, dy, *vectors, y, **options)
+    dbias, product, dz = run("reduce", x, dys, *vectors, y, **options)
+    dy = dys[0]
     if dz is not None:
         dy, options["relu"] = dz, False
     # dx needs the sums over every device, the parameters' own gradients stay local:
