@@ -9,6 +9,7 @@ found in x: what is pooled has a fraction of the size before anything is compute
 
 import functools
 import operator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def apply(
     z = _scaled(x, mean, factor, bias)
     z = z if residual is None else z + residual.astype(jnp.float32)
     z = jnp.maximum(z, 0.0) if relu else z
-    return z.astype(x.dtype)
+    return _stored(z, x.dtype)
 
 
 def reduce(
@@ -72,7 +73,7 @@ def reduce(
     dz = _dz(x, dys, mean, factor, bias, y, relu)
     products = dz * _centred(x, mean)
     sums = column_sums(_rows(dz)), column_sums(_rows(products))
-    return *sums, None if y is None else dz.astype(x.dtype)
+    return *sums, None if y is None else _stored(dz, x.dtype)
 
 
 def gradient(
@@ -106,7 +107,16 @@ def gradient(
         wide = dy.astype(jnp.float32) if window.overlaps else dy
         dz = spread(index, wide, window, x.shape).astype(jnp.float32)
     factor, dz_mean, slope = (_like(x, v) for v in (factor, dz_mean, slope))
-    return (factor * (dz - dz_mean - _centred(x, mean) * slope)).astype(x.dtype)
+    return _stored(factor * (dz - dz_mean - _centred(x, mean) * slope), x.dtype)
+
+
+def _stored(value: jax.Array, dtype: Any) -> jax.Array:
+    """Return what a pass writes.
+
+    Behind a barrier, or XLA takes a rounding and the widening in a later pass for
+    nothing, and keeps float32 in memory instead.
+    """
+    return lax.optimization_barrier(value.astype(dtype))
 
 
 def _dz(

@@ -122,6 +122,9 @@ def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     x, scale, bias, mean, istd, y = saved
     # The statistics are not differentiable outputs.
     dys: tuple[jax.Array, ...] = tuple(cts[0]) if how.twice else (cts[0],)
+    if how.window is None:
+        # Or XLA computes the mask of the ReLU in the forward pass and keeps that too.
+        x, y, dys = lax.optimization_barrier((x, y, dys))
     if y is None:  # both passes would have to read them
         dys = (functools.reduce(jnp.add, dys),)
     vectors = _vectors(scale, bias, mean, istd)
