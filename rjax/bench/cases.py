@@ -186,12 +186,11 @@ def _norm(channels: int, name: str, nbytes: float, ulps: int, ride: str = "") ->
         read = {"reduce": [(gradient,)], "gradient": [gradient]}.get(name, [])
         return image(0), (*read, *([image(2)] if ride == "residual" else []))
 
-    def run(x, *others, implementation):
-        last = ()
-        if name in ("apply", "reduce"):
-            *others, last = others if ride == "residual" else (*others, None)
-            last = (last,)
-        arrays = (*others, *vectors[:count], *last)
+    def run(x, *read, implementation):
+        last = (None,) if name in ("apply", "reduce") else ()
+        if ride == "residual":
+            read, last = read[:-1], read[-1:]
+        arrays = (*read, *vectors[:count], *last)
         return run_pass(name, x, *arrays, implementation=implementation, **options)
 
     full = f"batch_norm/{name}" + (f"+{ride}" if ride else "") + f"/{channels}"

@@ -109,7 +109,7 @@ def _round(programs: Sequence[Program], kept: list[Any]) -> list[float]:
     for i, program in enumerate(programs):
         seconds, after = _sample(program, kept[i] or program.arguments())
         kept[i] = after if kept[i] else None
-        after = None
+        del after  # large arrays, before the next are made
         found.append(seconds)
     return found
 

@@ -5,49 +5,27 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.networks import KEY, drawn, halved, shapes_of
 
 import rjax
 from rjax.nn import ResNet
 from rjax.trees import flatten
 
-KEY = jax.random.key(0)
 SMALL: Any = ResNet(5, blocks=1, width=4)
 # Even and odd, so that a stride meets both; both stages that halve are entered.
 IMAGES = (6, 8, 7, 2)
 EPS = 1e-5
 
 
-def _shapes(model, *image):
-    return jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(image, jnp.float32))
-
-
 @functools.cache
 def _variables():
-    """Draw on the host, statistics and norm parameters away from 0 and 1."""
-    rng = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        name = path[-1].key
-        if name == "kernel":
-            fan_in = np.prod(leaf.shape[:-1])
-            values = rng.normal(size=leaf.shape) * np.sqrt(2 / fan_in)
-        elif name in ("scale", "var"):
-            values = rng.uniform(0.5, 1.5, leaf.shape)
-        else:
-            values = 0.3 * rng.normal(size=leaf.shape)
-        return jnp.asarray(values, jnp.float32)
-
-    return jax.tree_util.tree_map_with_path(draw, _shapes(SMALL, *IMAGES))
+    return drawn(SMALL, *IMAGES)
 
 
 def _batch():
     rng = np.random.default_rng(1)
     images = jnp.asarray(rng.uniform(size=IMAGES), jnp.float32)
     return images, jnp.arange(IMAGES[0], dtype=jnp.int32) % 5
-
-
-def _half(params, dtype):
-    return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
 
 
 def _conv64(x, kernel, stride):
@@ -108,7 +86,7 @@ def test_the_forward_pass_is_the_one_of_the_paper(train):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_logits_follow_the_kernels(dtype):
     variables, (x, _) = _variables(), _batch()
-    half = {**variables, "params": _half(variables["params"], dtype)}
+    half = {**variables, "params": halved(variables["params"], dtype)}
     got = _logits(half, x, train=True)
     assert got.dtype == dtype and got.shape == (6, 5)
     want = _resnet64(variables, x, train=True)
@@ -141,7 +119,7 @@ def _count(channels, classes, blocks, width):
 )
 def test_shapes_and_parameter_count(image, classes, blocks, width):
     model: Any = ResNet(classes, blocks, width)
-    variables = _shapes(model, 2, *image)
+    variables = shapes_of(model, 2, *image)
     leaves = jax.tree.leaves(variables)
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
     sizes = [leaf.size for leaf in jax.tree.leaves(variables["params"])]
@@ -152,7 +130,7 @@ def test_shapes_and_parameter_count(image, classes, blocks, width):
 
 def test_resnet_20_has_the_size_of_the_paper():
     """0.27 million with free shortcuts; projections add two 1x1 kernels, two norms."""
-    shapes = _shapes(ResNet(10), 2, 32, 32, 3)["params"]
+    shapes = shapes_of(ResNet(10), 2, 32, 32, 3)["params"]
     total = sum(leaf.size for leaf in jax.tree.leaves(shapes))
     assert total == 272_474 == 269_722 + (16 * 32 + 64) + (32 * 64 + 128)
     kernels = [path for path, leaf in flatten(shapes)[0] if leaf.ndim > 1]
@@ -165,7 +143,7 @@ def test_stages_halve_the_image_once_and_stay_in_half_precision(blocks):
     x = jnp.ones((2, 13, 8, 1))
 
     def activations(variables):
-        half = {**variables, "params": _half(variables["params"], jnp.float16)}
+        half = {**variables, "params": halved(variables["params"], jnp.float16)}
         return model.apply(half, x, capture_intermediates=True)[1]
 
     found = jax.eval_shape(activations, jax.eval_shape(model.init, KEY, x))

@@ -5,12 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.networks import KEY, drawn, halved, products_of, shapes_of
 
 import rjax
 from rjax.nn import BottleneckBlock, ResNet50
 from rjax.trees import flatten
 
-KEY = jax.random.key(0)
 # A block with its input as the shortcut, one whose shortcut has other channels, and
 # one that strides.
 SMALL: Any = ResNet50(5, blocks=(2, 1), width=4)
@@ -21,37 +21,15 @@ EPS = 1e-5
 QUICK: Any = {"xla_backend_optimization_level": 0}
 
 
-def _shapes(model, *image):
-    return jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(image, jnp.float32))
-
-
 @functools.cache
 def _variables():
-    """Draw on the host, statistics and norm parameters away from 0 and 1."""
-    rng = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        name = path[-1].key
-        if name == "kernel":
-            fan_in = np.prod(leaf.shape[:-1])
-            values = rng.normal(size=leaf.shape) * np.sqrt(2 / fan_in)
-        elif name in ("scale", "var"):
-            values = rng.uniform(0.5, 1.5, leaf.shape)
-        else:
-            values = 0.3 * rng.normal(size=leaf.shape)
-        return jnp.asarray(values, jnp.float32)
-
-    return jax.tree_util.tree_map_with_path(draw, _shapes(SMALL, *IMAGES))
+    return drawn(SMALL, *IMAGES)
 
 
 def _batch():
     rng = np.random.default_rng(1)
     images = jnp.asarray(rng.uniform(size=IMAGES), jnp.float32)
     return images, jnp.arange(IMAGES[0], dtype=jnp.int32) % 5
-
-
-def _half(params, dtype):
-    return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
 
 
 def _windows(x, size, stride, fill=0.0):
@@ -116,7 +94,7 @@ def test_the_forward_pass_is_the_one_of_the_paper(train):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_logits_follow_the_kernels(dtype):
     variables, (x, _) = _variables(), _batch()
-    half = {**variables, "params": _half(variables["params"], dtype)}
+    half = {**variables, "params": halved(variables["params"], dtype)}
     got = _logits(half, x, train=True)
     assert got.dtype == dtype and got.shape == (6, 5)
     want = _resnet64(variables, x, train=True)
@@ -132,7 +110,7 @@ def test_logits_follow_the_kernels(dtype):
 )
 def test_it_has_the_size_of_torchvisions(blocks, total):
     model: Any = ResNet50(blocks=blocks)
-    variables = _shapes(model, 2, 224, 224, 3)
+    variables = shapes_of(model, 2, 224, 224, 3)
     leaves = jax.tree.leaves(variables)
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
     sizes = [leaf.size for leaf in jax.tree.leaves(variables["params"])]
@@ -158,7 +136,7 @@ def test_activations_are_of_torchs_size_and_stay_half(image, sides):
     x = jax.ShapeDtypeStruct((2, *image, 3), jnp.float32)
 
     def activations(variables, x):
-        half = {**variables, "params": _half(variables["params"], jnp.float16)}
+        half = {**variables, "params": halved(variables["params"], jnp.float16)}
         return model.apply(half, x, capture_intermediates=True)[1]
 
     found = jax.eval_shape(activations, jax.eval_shape(model.init, KEY, x), x)
@@ -193,20 +171,8 @@ def test_a_shortcut_is_projected_if_channels_or_strides_differ():
     for strides, channels, projected in ((1, 8, False), (2, 8, True), (1, 4, True)):
         # One pixel: a stride leaves the size as it is.
         block = BottleneckBlock(2, strides)
-        params = _shapes(block, 2, 1, 1, channels)["params"]
+        params = shapes_of(block, 2, 1, 1, channels)["params"]
         assert ("shortcut_conv" in params) == projected
-
-
-def _products(jaxpr):
-    """Yield the dtypes of what convolutions and dots multiply, in a program."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in ("conv_general_dilated", "dot_general"):
-            yield {v.aval.dtype for v in equation.invars}
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else [value]:
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _products(inner)
 
 
 def _criterion(logits, labels, seen):
@@ -238,7 +204,7 @@ def test_a_step_multiplies_in_half_precision_only(precision):
     for path, dtype in seen["view"].items():
         assert dtype == (compute if path.endswith("kernel") else jnp.float32), path
     assert seen["logits"] == compute
-    products = list(_products(program.jaxpr))
+    products = list(products_of(program.jaxpr))
     # Each of 13 kernels forward, for its gradient and, but the stem, for its input's.
     assert len(products) == 3 * 13 - 1 and set.union(*products) == {compute}
     roles = {slot.path: str(slot.role) for slot in plan.slots}

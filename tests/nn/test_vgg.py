@@ -5,13 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from nn.networks import KEY, drawn, halved, products_of, shapes_of
 
 import rjax
 from rjax.nn import VGG16BN
 from rjax.nn.vgg import adaptive_mean
 from rjax.trees import flatten
 
-KEY = jax.random.key(0)
 SMALL: Any = VGG16BN(5, dropout=0.0, width=2, hidden=16)
 DROPPING: Any = VGG16BN(5, width=2, hidden=16)
 # Two rows and three columns are left of these, so that none of 7x7 is of another size
@@ -23,27 +23,9 @@ EPS = 1e-5
 QUICK: Any = {"xla_backend_optimization_level": 0}
 
 
-def _shapes(model, *image):
-    return jax.eval_shape(model.init, KEY, jax.ShapeDtypeStruct(image, jnp.float32))
-
-
 @functools.cache
 def _variables():
-    """Draw on the host, statistics and norm parameters away from 0 and 1."""
-    rng = np.random.default_rng(0)
-
-    def draw(path, leaf):
-        name = path[-1].key
-        if name == "kernel":
-            fan_in = np.prod(leaf.shape[:-1])
-            values = rng.normal(size=leaf.shape) * np.sqrt(2 / fan_in)
-        elif name in ("scale", "var"):
-            values = rng.uniform(0.5, 1.5, leaf.shape)
-        else:
-            values = 0.3 * rng.normal(size=leaf.shape)
-        return jnp.asarray(values, jnp.float32)
-
-    return jax.tree_util.tree_map_with_path(draw, _shapes(SMALL, *IMAGES))
+    return drawn(SMALL, *IMAGES)
 
 
 def _batch(*sides):
@@ -51,10 +33,6 @@ def _batch(*sides):
     rng = np.random.default_rng(1)
     images = rng.uniform(size=(n, *(sides or image[:2]), image[2]))
     return jnp.asarray(images, jnp.float32), jnp.arange(n, dtype=jnp.int32)
-
-
-def _half(params, dtype):
-    return jax.tree.map(lambda p: p.astype(dtype) if p.ndim > 1 else p, params)
 
 
 def _windows(x, size, stride):
@@ -118,7 +96,7 @@ def test_the_forward_pass_is_the_one_of_the_paper(train):
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_logits_follow_the_kernels(dtype):
     variables, (x, _) = _variables(), _batch()
-    half = {**variables, "params": _half(variables["params"], dtype)}
+    half = {**variables, "params": halved(variables["params"], dtype)}
     got = _logits(half, x, train=True)
     assert got.dtype == dtype and got.shape == (4, 5)
     want = _vgg64(variables, x, train=True)
@@ -130,7 +108,7 @@ def test_logits_follow_the_kernels(dtype):
 def test_it_has_the_size_of_torchvisions_but_for_biases():
     model: Any = VGG16BN()
     assert model == VGG16BN(1000, 0.5, None, 64, 4096)
-    variables = _shapes(model, 2, 224, 224, 3)
+    variables = shapes_of(model, 2, 224, 224, 3)
     leaves = jax.tree.leaves(variables)
     assert {leaf.dtype for leaf in leaves} == {jnp.dtype("float32")}
     sizes = [leaf.size for leaf in jax.tree.leaves(variables["params"])]
@@ -147,7 +125,7 @@ def test_activations_are_of_the_papers_size_and_stay_half():
     model: Any = VGG16BN(10)
 
     def activations(variables, x):
-        half = {**variables, "params": _half(variables["params"], jnp.bfloat16)}
+        half = {**variables, "params": halved(variables["params"], jnp.bfloat16)}
         how: Any = {"train": True, "capture_intermediates": True}
         how |= {"rngs": {"dropout": KEY}, "mutable": ["intermediates", "batch_stats"]}
         return model.apply(half, x, **how)[1]["intermediates"]
@@ -187,7 +165,7 @@ def test_adaptive_mean_accumulates_in_float32_and_rounds_once():
 
 
 def test_dropout_only_in_training():
-    half = {**_variables(), "params": _half(_variables()["params"], jnp.float16)}
+    half = {**_variables(), "params": halved(_variables()["params"], jnp.float16)}
     x, _ = _batch(32, 32)
 
     @functools.partial(jax.jit, static_argnums=1, compiler_options=QUICK)
@@ -213,18 +191,6 @@ def test_dropout_only_in_training():
             # What is kept is divided by its share, one half: exact.
             want = jnp.where(kept, (1 + train) * before, 0)
             np.testing.assert_array_equal(after, want)
-
-
-def _products(jaxpr):
-    """Yield the dtypes of what convolutions and dots multiply, in a program."""
-    for equation in jaxpr.eqns:
-        if equation.primitive.name in ("conv_general_dilated", "dot_general"):
-            yield {v.aval.dtype for v in equation.invars}
-        for value in equation.params.values():
-            for inner in value if isinstance(value, tuple | list) else [value]:
-                inner = getattr(inner, "jaxpr", inner)
-                if hasattr(inner, "eqns"):
-                    yield from _products(inner)
 
 
 def _criterion(logits, labels, seen):
@@ -256,7 +222,7 @@ def test_a_step_multiplies_in_half_precision_only(precision):
     for path, dtype in seen["view"].items():
         assert dtype == (compute if path.endswith("kernel") else jnp.float32), path
     assert seen["logits"] == compute
-    products = list(_products(program.jaxpr))
+    products = list(products_of(program.jaxpr))
     # Each of 16 kernels forward, for its gradient and, but the first, its input's.
     assert len(products) == 3 * 16 - 1 and set.union(*products) == {compute}
     roles = {slot.path: str(slot.role) for slot in plan.slots}
@@ -289,7 +255,7 @@ def test_devices_share_every_statistic():
     model: Any = VGG16BN(5, 0.0, "data", width=2, hidden=4)
     x, _ = _batch(32, 32)
     variables = jax.tree.map(
-        lambda leaf: jnp.ones(leaf.shape), _shapes(model, *x.shape)
+        lambda leaf: jnp.ones(leaf.shape), shapes_of(model, *x.shape)
     )
 
     def part(x):

@@ -17,11 +17,7 @@ from jax import lax
 from rjax.ops import mosaic
 from rjax.ops.batch_norm import mosaic_overlap, mosaic_pool
 from rjax.ops.batch_norm.columns import Shares, Walk, columns, repeated, share
-from rjax.ops.batch_norm.moments import (
-    column_sums,
-    median,
-    merge,
-)
+from rjax.ops.batch_norm.moments import column_sums, median, merge
 from rjax.ops.max_pool.window import Window
 
 # Elements of an access at most: 16 bytes of half precision a thread.

@@ -139,7 +139,7 @@ class Walk:
         return [self.load(ref, *at) for at in self.places(tile)]
 
     def places(self, tile: Any) -> list[tuple[Any, ...]]:
-        """Return where those lie in what `_folded` returns."""
+        """Return where those lie in what `folded` returns."""
         row, pixels = self._at(tile)
         down, right = self.tiles.size
         all_channels = self.tiles.strips * self.tiles.channels
