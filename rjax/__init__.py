@@ -11,6 +11,12 @@ from rjax.diagnosis import NonFiniteGradientsError, check, diagnose
 from rjax.layout import Leaf, Slot
 from rjax.losses import linen_loss, stateless_loss
 from rjax.plan import Plan, make_plan
+from rjax.programs import (
+    Captured,
+    capture,
+    enable_compilation_cache,
+    load_captured,
+)
 from rjax.regions import Region, Role
 from rjax.report import Report
 from rjax.roles import Param
@@ -21,6 +27,7 @@ from rjax.weights import adopt_ema, get_batch_stats, get_params, replace_params
 __version__ = "0.1.0"
 
 __all__ = [
+    "Captured",
     "Clip",
     "Config",
     "Ema",
@@ -36,13 +43,16 @@ __all__ = [
     "Role",
     "Slot",
     "adopt_ema",
+    "capture",
     "check",
     "data",
     "diagnose",
+    "enable_compilation_cache",
     "get_batch_stats",
     "get_params",
     "init_state",
     "linen_loss",
+    "load_captured",
     "make_eval_step",
     "make_plan",
     "make_train_step",

@@ -48,6 +48,7 @@ def gated(*stages: Stage) -> Stage:
     return run
 
 
+@jax.named_scope("skip")
 def _skip(flow: InFlight) -> tuple[dict[str, Any], jax.Array]:
     """Keep everything, and find which slots are at fault."""
     assert flow.grads is not None

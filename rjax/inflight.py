@@ -12,6 +12,13 @@ from jax import lax
 from rjax.plan import Plan
 from rjax.state import RegionState
 
+# The stages that have a name in the lowered program, in the order of the pipeline.
+STAGES = (
+    "forward_backward", "cast_deep_grads", "reduce_deep", "cast_first_grads",
+    "reduce_first", "digest_grads", "check_and_scale", "reconcile_stats",
+    "commit_stats", "update", "update_ema", "cast_to_compute", "cast_ema_to_compute",
+)  # fmt: skip
+
 
 @functools.partial(
     jax.tree_util.register_dataclass,
@@ -87,6 +94,7 @@ Stage = Callable[..., InFlight]
 
 def stage(body: Stage) -> Stage:
     """Give a stage its name in the lowered program, even if it has nothing to do."""
+    assert body.__name__ in STAGES
 
     @functools.wraps(body)
     def run(flow: InFlight, *args: Any, **kwargs: Any) -> InFlight:

@@ -1,22 +1,15 @@
 """What a step says about itself."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from rjax.trees import pytree
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "loss", "applied", "scale", "grad_norm", "learning_rate", "step", "skipped",
-        "consecutive_skips", "offender", "bad_slots", "bad_stats", "metrics",
-        "grad_digests",
-    ],
-    meta_fields=[],
-)  # fmt: skip
+
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Report:
     """The report of one step, or of many where `lax.scan` has stacked them.

@@ -17,14 +17,10 @@ from rjax.ops import cast
 from rjax.ops.check_finite import nonfinite_slots
 from rjax.optim import OptaxOptimizer
 from rjax.plan import Plan
-from rjax.trees import dtype_of, flatten
+from rjax.trees import dtype_of, flatten, pytree
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=["loss_sum", "count"],
-    meta_fields=[],
-)
+@pytree
 @dataclasses.dataclass(frozen=True)
 class Results:
     """Accumulated over applied steps: region `R_RESULT_ACCUMULATED`.
@@ -38,16 +34,7 @@ class Results:
     count: jax.Array
 
 
-@functools.partial(
-    jax.tree_util.register_dataclass,
-    data_fields=[
-        "master", "compute", "mu", "nu", "ema", "ema_compute", "batch_stats",
-        "ema_batch_stats", "opt_state", "frozen", "scale", "scaling_state",
-        "learning_rate", "step", "applied_steps", "skipped", "consecutive_skips",
-        "results", "key",
-    ],
-    meta_fields=[],
-)  # fmt: skip
+@pytree
 @dataclasses.dataclass(frozen=True)
 class RegionState:
     """Everything that training carries from step to step.

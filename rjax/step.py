@@ -1,5 +1,6 @@
 """The train step and the evaluation step, as pure functions."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,40 @@ from rjax.report import Report
 from rjax.state import RegionState
 from rjax.weights import Which, check_which, get_batch_stats, get_params
 
-TrainStep = Callable[[RegionState, Any], tuple[RegionState, Report]]
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class TrainStep:
+    """What :func:`make_train_step` makes: a pure function that knows its plan.
+
+    Attributes:
+        loss_fn: the loss function.
+        plan: the static layout.
+        implementation: of the range operations.
+        digest_grads: whether the report has digests of the gradients.
+    """
+
+    loss_fn: Any
+    plan: Plan
+    implementation: str | None = None
+    digest_grads: bool = False
+
+    # The name that programs have in profiles and dumps.
+    __name__ = "train_step"
+
+    def __call__(self, state: RegionState, batch: Any) -> tuple[RegionState, Report]:
+        """Take one step; see :func:`make_train_step`."""
+        flow = stages.begin(self.plan, state, batch, self.implementation)
+        flow = stages.forward_backward(flow, self.loss_fn)
+        flow = stages.cast_deep_grads(flow)
+        flow = stages.reduce_deep(flow)
+        flow = stages.cast_first_grads(flow)
+        flow = stages.reduce_first(flow)
+        if self.digest_grads:
+            flow = stages.digest_grads(flow)
+        flow = stages.check_and_scale(flow)
+        flow = stages.reconcile_stats(flow)
+        flow = stages.apply(flow)
+        return stages.finish(flow)
 
 
 def make_train_step(
@@ -38,7 +72,7 @@ def make_train_step(
             gradients. Without it nothing of it is in the program.
 
     Returns:
-        The step function.
+        The step function; it has the plan as its attribute `plan`.
 
     Raises:
         ValueError: when tracing, for a loss function of the wrong kind or a batch
@@ -57,22 +91,17 @@ def make_train_step(
 
     Source: `run_train_step` of the article, section 4.
     """
+    return TrainStep(loss_fn, plan, implementation, digest_grads)
 
-    def train_step(state: RegionState, batch: Any) -> tuple[RegionState, Report]:
-        flow = stages.begin(plan, state, batch, implementation)
-        flow = stages.forward_backward(flow, loss_fn)
-        flow = stages.cast_deep_grads(flow)
-        flow = stages.reduce_deep(flow)
-        flow = stages.cast_first_grads(flow)
-        flow = stages.reduce_first(flow)
-        if digest_grads:
-            flow = stages.digest_grads(flow)
-        flow = stages.check_and_scale(flow)
-        flow = stages.reconcile_stats(flow)
-        flow = stages.apply(flow)
-        return stages.finish(flow)
 
-    return train_step
+def find_plan(step: Any) -> Plan | None:
+    """Return the plan of a step function, or of the one that is wrapped, if any."""
+    while step is not None:
+        plan = getattr(step, "plan", None)
+        if isinstance(plan, Plan):
+            return plan
+        step = getattr(step, "__wrapped__", None) or getattr(step, "func", None)
+    return None
 
 
 def make_eval_step(

@@ -1,11 +1,30 @@
-"""Paths and checks of parameter trees."""
+"""Trees: what makes a class one, paths of leaves, checks of parameters."""
 
 import functools
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
+
+T = TypeVar("T")
+
+
+def pytree(cls: type[T]) -> type[T]:
+    """Make a dataclass of arrays a pytree, which `jax.export` can also keep in a file.
+
+    Its name there is `rjax.<class>`; nothing else of it is kept, and nothing pickled.
+    """
+    jax.tree_util.register_dataclass(cls)
+    jax.export.register_pytree_node_serialization(
+        cls,
+        serialized_name=f"rjax.{cls.__name__}",
+        serialize_auxdata=lambda _: b"",
+        deserialize_auxdata=lambda _: (),
+        from_children=lambda aux_data, children: cls(*children),
+    )
+    return cls
 
 
 def flatten(tree: Any, keep_none: bool = False) -> tuple[list[tuple[str, Any]], Any]:

@@ -1,9 +1,12 @@
 """What every test gets: a platform, strict promotion, fixed seeds, few examples."""
 
+import atexit
 import glob
 import os
 import random
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 
 # Read by jax when it first looks for devices, so set before anything imports it. On a
@@ -11,6 +14,12 @@ from collections.abc import Iterator
 if not glob.glob("/dev/nvidia[0-9]*"):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+# What rjax keeps for its user, tuned tables and compiled programs, is not for tests to
+# find or to leave. The workers and all their processes share one folder.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="rjax-tests-")
+    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

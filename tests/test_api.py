@@ -5,6 +5,7 @@ import pytest
 import rjax
 
 NAMES = [
+    "Captured",
     "Clip",
     "Config",
     "Ema",
@@ -20,13 +21,16 @@ NAMES = [
     "Role",
     "Slot",
     "adopt_ema",
+    "capture",
     "check",
     "data",
     "diagnose",
+    "enable_compilation_cache",
     "get_batch_stats",
     "get_params",
     "init_state",
     "linen_loss",
+    "load_captured",
     "make_eval_step",
     "make_plan",
     "make_train_step",

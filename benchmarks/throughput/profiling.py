@@ -24,6 +24,8 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from rjax.programs import hlo
+
 CATEGORIES = ("conv", "norm", "norm+pool", "pool", "update", "other")
 STEPS, TOP, TOP_EACH = 3, 15, 5
 
@@ -73,16 +75,6 @@ class Event:
     milliseconds: float
 
 
-@dataclasses.dataclass
-class Instruction:
-    """One line of a compiled program: its opcode, its origin, what it fuses."""
-
-    opcode: str
-    path: str
-    calls: str
-    target: str
-
-
 def kind_of_path(path: str) -> str:
     """Return the category of an instruction by its `op_name`.
 
@@ -114,47 +106,21 @@ def kind_of_kernel(name: str) -> str:
     return "other"
 
 
-_HEAD = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
-_LINE = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
-_OPCODE = re.compile(r"(?<=[\s})\]])([a-z][a-z\-]*)\(")
-
-
-def instructions_of(text: str) -> dict[str, dict[str, Instruction]]:
-    """Return the instructions of every computation in a compiled program's text."""
-    found: dict[str, dict[str, Instruction]] = {}
-    body: dict[str, Instruction] = {}
-    for line in text.splitlines():
-        if head := _HEAD.match(line):
-            body = found.setdefault(head[1], {})
-        elif (match := _LINE.match(line)) and (op := _OPCODE.search(match[2])):
-            path, target = (
-                _quoted(key, line) for key in ("op_name", "custom_call_target")
-            )
-            calls = re.search(r"calls=%?([\w.\-]+)", line)
-            body[match[1]] = Instruction(op[1], path, calls[1] if calls else "", target)
-    return found
-
-
-def _quoted(key: str, line: str) -> str:
-    match = re.search(rf'{key}="([^"]*)"', line)
-    return match[1] if match else ""
-
-
 def kinds_of(text: str) -> dict[str, str]:
     """Return the category of every instruction of a compiled program, by its name.
 
     Names are as kernels have them: letters, digits and underscores. What only runs
     other instructions has the category "".
     """
-    computations = instructions_of(text)
+    program = hlo.parse(text)
     return {
-        plain(name): _kind(instruction, computations)
-        for body in computations.values()
+        plain(name): _kind(instruction, program)
+        for body in program.computations.values()
         for name, instruction in body.items()
     }
 
 
-def _kind(instruction: Instruction, computations: Mapping[str, Any]) -> str:
+def _kind(instruction: hlo.Instruction, program: hlo.Program) -> str:
     if instruction.opcode in _WRAPPERS:
         return ""
     if instruction.opcode in ("convolution", "dot"):
@@ -163,8 +129,8 @@ def _kind(instruction: Instruction, computations: Mapping[str, Any]) -> str:
     if instruction.opcode == "custom-call" and named != "other":
         return named
     own = kind_of_path(instruction.path)
-    inner = computations.get(instruction.calls, {}).values()
-    kinds = collections.Counter(_kind(i, computations) for i in inner)
+    inner = [i for i in program.fused(instruction) if i is not instruction]
+    kinds = collections.Counter(_kind(i, program) for i in inner)
     if any(i.opcode in ("convolution", "dot") for i in inner):
         return "conv"
     if kinds["pool"] and kinds["norm"]:

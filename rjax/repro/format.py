@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
+from rjax.files import write_atomically
+from rjax.plain import dumps
 from rjax.repro.errors import RecordError
-from rjax.repro.files import write_atomically
-from rjax.repro.manifest import dumps
 from rjax.repro.tensors import Tensor
 
 FORMAT = 1

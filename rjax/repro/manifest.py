@@ -5,11 +5,8 @@ reader finds either the old or the new text. One that still says `running` belon
 a run that goes on or was killed.
 """
 
-import dataclasses
 import datetime
 import importlib.metadata
-import json
-import math
 import os
 import platform
 import subprocess
@@ -18,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 import rjax
 from rjax.data.dataset import Dataset
 from rjax.data.examples import num_examples
-from rjax.repro.files import write_atomically
+from rjax.files import write_atomically
+from rjax.plain import dumps
 
 FORMAT = 1
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -129,40 +126,6 @@ def describe_data(dataset: Dataset) -> dict[str, Any]:
         "test": num_examples(dataset.test),
         "fingerprint": dataset.fingerprint,
     }
-
-
-def plain(value: Any) -> Any:
-    """Return `value` as what JSON knows; a non-finite number becomes `None`.
-
-    Dataclasses turn into mappings with their type's name, callables into their
-    qualified name.
-
-    Example:
-        >>> plain({"scale": np.float32(2), "norm": float("nan"), "axes": (0, 1)})
-        {'scale': 2.0, 'norm': None, 'axes': [0, 1]}
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **plain(fields)}
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return plain(np.asarray(value).tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    return getattr(value, "__qualname__", str(value))
-
-
-def dumps(value: Any, indent: int | None = None) -> str:
-    """Return `value` as strict JSON."""
-    try:  # the short way, for what is plain already
-        return json.dumps(value, indent=indent, allow_nan=False)
-    except (TypeError, ValueError):
-        return json.dumps(plain(value), indent=indent, allow_nan=False)
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rjax.files import AppendOnly
 from rjax.plan import Plan
 from rjax.report import Report
 from rjax.repro import format as on_disk
 from rjax.repro.errors import RecordError
-from rjax.repro.files import AppendOnly
 from rjax.repro.manifest import Manifest
 from rjax.repro.scanned import rows_of, steps_of
 from rjax.repro.snapshots import save_snapshot

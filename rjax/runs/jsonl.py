@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from rjax.repro.files import AppendOnly
-from rjax.repro.manifest import dumps
+from rjax.files import AppendOnly
+from rjax.plain import dumps
 
 
 class JsonLines:

@@ -175,6 +175,8 @@ class LoopOptions:
         seed: Seed of the weights, the order of the data and the dropout.
         deterministic: Make XLA choose the same kernels every time, so that two runs
             give the same bits on a GPU too; it may cost speed.
+        compile_cache: Keep compiled programs in `~/.cache/rjax/xla`, where the next
+            run with the same options finds them.
     """
 
     epochs: int = 20
@@ -186,6 +188,7 @@ class LoopOptions:
     early_stop: Count = None
     seed: int = 0
     deterministic: bool = False
+    compile_cache: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

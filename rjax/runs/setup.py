@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import rjax
+from rjax.programs import Traced, trace
 from rjax.runs import build
 from rjax.runs.checks import check_options
 from rjax.runs.errors import UsageError
@@ -30,7 +31,7 @@ class Job:
         config: the pipeline's configuration.
         plan: the static layout.
         variables: the model's first parameters and statistics.
-        lowered: the traced step, to be compiled; it takes its state over.
+        traced: the traced step, to be compiled.
         steps_per_epoch: full batches in an epoch.
         learning_rate: the rate, or the highest of the schedule.
     """
@@ -43,7 +44,7 @@ class Job:
     config: rjax.Config
     plan: rjax.Plan
     variables: Any
-    lowered: Any
+    traced: Traced
     steps_per_epoch: int
     learning_rate: float
 
@@ -70,12 +71,7 @@ class Job:
 
     def initial_state(self) -> rjax.RegionState:
         """Return a fresh state, to be given away to the first step."""
-        return rjax.init_state(
-            self.plan,
-            self.variables["params"],
-            batch_stats=self.variables.get("batch_stats"),
-            seed=self.options.loop.seed,
-        )
+        return _initial_state(self.plan, self.variables, self.options.loop.seed)
 
 
 def prepare_plan(options: PlanOptions) -> rjax.Plan:
@@ -121,12 +117,12 @@ def prepare_job(options: TrainOptions) -> Job:
         step = rjax.make_train_step(
             loss_fn, plan, digest_grads=options.output.record_grads
         )
-        job = Job(
-            options, data, train, validation, model, config, plan, variables, None,
-            per_epoch, rate,
-        )  # fmt: skip
-        lowered = jax.jit(step, donate_argnums=0).lower(job.initial_state(), batch)
-    return dataclasses.replace(job, lowered=lowered)
+        state = _initial_state(plan, variables, loop.seed)
+        traced = trace(step, state, batch)
+    return Job(
+        options, data, train, validation, model, config, plan, variables, traced,
+        per_epoch, rate,
+    )  # fmt: skip
 
 
 def make_criterion(
@@ -146,6 +142,11 @@ def make_criterion(
 @functools.partial(jax.jit, static_argnums=0)
 def _init(model: Any, key: jax.Array, images: jax.Array) -> Any:
     return model.init(key, images)
+
+
+def _initial_state(plan: rjax.Plan, variables: Any, seed: int) -> rjax.RegionState:
+    stats = variables.get("batch_stats")
+    return rjax.init_state(plan, variables["params"], batch_stats=stats, seed=seed)
 
 
 def _plan(config: rjax.Config, variables: Any) -> rjax.Plan:

@@ -3,11 +3,13 @@
 import dataclasses
 import shlex
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import rjax
 from rjax.data import DataError
 from rjax.repro import deterministic
 from rjax.repro.manifest import Manifest, describe_data
@@ -41,6 +43,8 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
             deterministic()
         except RuntimeError as error:
             raise UsageError(f"--deterministic: {error}") from None
+    if options.loop.compile_cache:
+        _enable_cache()
     with Interrupts() as interrupts:
         if options.output.tensorboard:
             find_writer()
@@ -55,6 +59,16 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
             if error.errno not in NO_ROOM:
                 raise
             raise _no_room(folder) from error
+
+
+def _enable_cache() -> None:
+    """Keep compiled programs if that can be; nothing of the run depends on it."""
+    try:
+        rjax.enable_compilation_cache()
+    except ValueError as error:
+        say(f"compiling without a cache: {error}")
+    # Of a full disk the run tells itself, should it be its own.
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache")
 
 
 def _record(job: Job, folder: Path, manifest: Manifest, interrupts: Interrupts) -> int:
@@ -99,7 +113,7 @@ def _train(
     if job.options.output.plan:
         console.line(job.plan.table())
     started = time.perf_counter()
-    step = job.lowered.compile()
+    step = job.traced.compile()
     compiled = time.perf_counter()
     console.line(
         f"training {job.total_steps} steps in {folder}, "

@@ -263,7 +263,10 @@ def test_contenders_train_alike_and_are_profiled(small: None) -> None:
         assert record["scale"] == 8192.0 and record["versions"]["jax"]
         ms = record["profiled"]["ms"]
         assert min(ms["conv"], ms["norm"], ms["update"]) > 0 and ms["pool"] == 0
-        assert len(record["profiled"]["top"]) == profiling.TOP
+        # The longest of all and of each category: how many there are is XLA's affair.
+        top = record["profiled"]["top"]
+        assert profiling.TOP <= len(top) < profiling.TOP + 5 * profiling.TOP_EACH
+        assert {row["kind"] for row in top} >= {"conv", "norm", "update"}
     lines = said[-1].strip().splitlines()
     assert [line.split()[1] for line in lines if line.startswith("| ")][1:] == names
     # Not the same model here, which is said.

@@ -19,9 +19,9 @@ from helpers import BOTH, bits, both, config, make_rig
 
 import rjax
 from rjax import repro
+from rjax.files import AppendOnly
 from rjax.repro import RecordError, digest, tensors
 from rjax.repro import format as on_disk
-from rjax.repro.files import AppendOnly
 from rjax.repro.snapshots import load_tensor
 from rjax.repro.tensors import values
 

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 
 import rjax
-from rjax.repro.files import write_atomically
+from rjax.files import write_atomically
+from rjax.plain import dumps, plain
 from rjax.repro.manifest import (
     Manifest,
     describe_data,
     describe_machine,
     describe_source,
-    dumps,
-    plain,
 )
 from rjax.runs.errors import UsageError
 from rjax.runs.folder import claim_folder

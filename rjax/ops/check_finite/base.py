@@ -100,6 +100,7 @@ def _rescaled_norm(
     return jnp.where(total < _SMALL, norm_up, norm_down)
 
 
+@jax.named_scope("second_look")
 def _nan_only(
     total: jax.Array, grads: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
@@ -107,6 +108,7 @@ def _nan_only(
     return is_nan(down), norm
 
 
+@jax.named_scope("second_look")
 def _nan_or_inf(
     total: jax.Array, grads: jax.Array, scale: jax.Array
 ) -> tuple[jax.Array, jax.Array]:

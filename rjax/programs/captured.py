@@ -1,0 +1,407 @@
+"""The static capture: a step as one compiled program, with manners."""
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import numpy as np
+
+from rjax.plan import Plan
+from rjax.programs import hlo, saved, static, tables
+from rjax.programs.cache import enable_compilation_cache
+from rjax.programs.signature import Signature, leaves_of
+from rjax.step import find_plan
+
+_STRUCTURE = (
+    "`step` must return a state like the one it was given, so that it can be called "
+    "again; {}."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A step that JAX has traced for a state and a batch, to be compiled.
+
+    Attributes:
+        name: of the step function.
+        signature: the arrays it takes.
+        lowered: the program, as `jax.jit(...).lower` gives it.
+        state_tree: structure of the state.
+        batch_tree: structure of the batch.
+        plan: the static layout, if it is known.
+        export: returns the program for other processes, which takes another trace.
+    """
+
+    name: str
+    signature: Signature
+    lowered: jax.stages.Lowered
+    state_tree: Any
+    batch_tree: Any
+    plan: Plan | None
+    export: Callable[[], jax.export.Exported]
+
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> "Captured":
+        """Compile the program; see :func:`capture`."""
+        started = time.perf_counter()
+        options = dict(compiler_options) if compiler_options else None
+        compiled = self.lowered.compile(compiler_options=options)
+        return Captured(
+            self.name,
+            self.signature,
+            compiled,
+            self.plan,
+            stamp=saved.make_stamp(self.plan),
+            export=self.export,
+            results=jax.tree.leaves(self.lowered.out_info[1]),
+            trees=(self.state_tree, self.batch_tree),
+            compile_seconds=time.perf_counter() - started,
+        )
+
+
+def trace(step: Any, state: Any, batch: Any, plan: Plan | None = None) -> Traced:
+    """Trace a step for a state and a batch; see :func:`capture`."""
+    signature = Signature(leaves_of("state", state), leaves_of("batch", batch))
+    state_leaves, state_tree = jax.tree.flatten(state)
+    batch_leaves, batch_tree = jax.tree.flatten(batch)
+
+    def flat(state_leaves: Any, batch_leaves: Any) -> Any:
+        state = state_tree.unflatten(state_leaves)
+        returned = step(state, batch_tree.unflatten(batch_leaves))
+        if not isinstance(returned, tuple) or len(returned) != 2:
+            raise ValueError(
+                "`step` must return a pair (state, report), got "
+                f"{type(returned).__name__}."
+            )
+        leaves, tree = jax.tree.flatten(returned[0])
+        if tree != state_tree:
+            raise ValueError(_STRUCTURE.format(f"got {tree} for {state_tree}"))
+        return leaves, returned[1]
+
+    name = getattr(step, "__name__", "step")
+    flat.__name__ = flat.__qualname__ = name
+    jitted = jax.jit(flat, donate_argnums=0)
+    arguments = jax.tree.map(_placed, (state_leaves, batch_leaves))
+    lowered = jitted.lower(*arguments)
+    returned = leaves_of("state", state_tree.unflatten(lowered.out_info[0]))
+    for old, new in zip(signature.state, returned, strict=True):
+        if old != new:
+            raise ValueError(_STRUCTURE.format(f"`{old.name}` is {old}, then {new}"))
+    return Traced(
+        name,
+        signature,
+        lowered,
+        state_tree,
+        batch_tree,
+        plan or find_plan(step),
+        export=lambda: jax.export.export(jitted)(*arguments),
+    )
+
+
+def _placed(x: Any) -> Any:
+    """Return what a program has to know of an argument: no data, and no number."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return x
+    if isinstance(x, jax.Array):
+        sharding = x.sharding if getattr(x, "committed", False) else None
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+    x = np.asarray(x)
+    return jax.ShapeDtypeStruct(x.shape, jax.dtypes.canonicalize_dtype(x.dtype))
+
+
+def capture(
+    step: Any,
+    state: Any,
+    batch: Any,
+    *,
+    plan: Plan | None = None,
+    cache: bool | str | os.PathLike[str] = False,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> "Captured":
+    """Compile a step ahead of time into one program that takes its state over.
+
+    Equals ``jax.jit(step, donate_argnums=0).lower(state, batch).compile()`` and gives
+    the same bits as the jitted step, but it never compiles again: what it was not
+    compiled for it refuses in a sentence. Everything that moves from step to step (the
+    loss scale, the learning rate, counters, the key) is an argument and never stale.
+
+    Args:
+        step: ``step(state, batch) -> (state, anything)``, from
+            :func:`rjax.make_train_step` or around it, jitted or not.
+        state: a state, or its shapes as `jax.ShapeDtypeStruct`; it is not given away
+            here.
+        batch: a batch, or its shapes.
+        plan: the static layout, for the stamp of a saved program; `None` takes that of
+            `step`, if `step` is from `make_train_step`.
+        cache: keep compiled programs on disk and look for this one there: `True`, or a
+            folder; see :func:`rjax.enable_compilation_cache`, which it calls.
+        compiler_options: options of XLA for this program alone, such as
+            ``{"xla_gpu_autotune_level": 0}``.
+
+    Returns:
+        The program, to be called like the step.
+
+    Raises:
+        ValueError: for leaves that are no arrays, a step that does not return a state
+            like the one it takes, or a cache that cannot be.
+
+    Example:
+        >>> import jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.array([[8.0]])}
+        >>> plan = rjax.make_plan(params, rjax.Config(optimizer=rjax.optim.sgd()))
+        >>> loss_fn = rjax.stateless_loss(lambda p, batch: jnp.sum(p["w"]))
+        >>> state = rjax.init_state(plan, params)
+        >>> step = rjax.capture(rjax.make_train_step(loss_fn, plan), state, {})
+        >>> state, report = step(state, {})
+        >>> state, report = step(state.replace(learning_rate=1.0), {})
+        >>> rjax.get_params(plan, state)["w"].item()
+        6.899999618530273
+
+    Source: static capture of the article, section 5; `jax.stages` of JAX.
+    """
+    if cache:
+        enable_compilation_cache(None if cache is True else cache)
+    return trace(step, state, batch, plan).compile(compiler_options)
+
+
+class Captured:
+    """A step as one compiled program; made by `capture` and `load_captured`.
+
+    Call it like the step: ``state, report = captured(state, batch)``. The state is
+    given away to the call.
+
+    Attributes:
+        name: of the step function.
+        signature: the arrays it takes: `.state` and `.batch`, each with name, shape and
+            dtype.
+        plan: the static layout, `None` where it is not known.
+        stamp: what a saved program must agree with: versions, device, plan, config.
+        compile_seconds: how long XLA took, or the cache.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        signature: Signature,
+        compiled: jax.stages.Compiled,
+        plan: Plan | None,
+        *,
+        stamp: Mapping[str, Any],
+        export: Callable[[], jax.export.Exported],
+        results: Sequence[Any],
+        trees: tuple[Any, Any] | None,
+        compile_seconds: float,
+    ) -> None:
+        self.name = name
+        self.signature = signature
+        self.plan = plan
+        self.stamp = stamp
+        self.compile_seconds = compile_seconds
+        self._compiled = compiled
+        self._export = export
+        self._results = results
+        self._trees = trees
+
+    def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """Run the program.
+
+        Args:
+            state: as `signature.state` says; given away.
+            batch: as `signature.batch` says.
+
+        Returns:
+            The new state and what the step returns beside it.
+
+        Raises:
+            ValueError: for anything that it was not compiled for, or a state that was
+                given away before.
+        """
+        state_leaves, state_tree = jax.tree.flatten(state)
+        batch_leaves, batch_tree = jax.tree.flatten(batch)
+        if self._trees != (state_tree, batch_tree):
+            self._learn(state, batch, state_tree, batch_tree)
+        try:
+            new, rest = self._compiled(state_leaves, batch_leaves)
+        except (TypeError, ValueError, RuntimeError) as error:
+            self._explain(state, batch, error)
+            raise
+        return state_tree.unflatten(new), rest
+
+    def _learn(self, state: Any, batch: Any, *trees: Any) -> None:
+        """Refuse a structure it was not compiled for; take the first that fits."""
+        self.signature.check(state, batch)
+        if self._trees is not None:
+            old = self._trees
+            name, i = ("state", 0) if old[0] != trees[0] else ("batch", 1)
+            raise ValueError(
+                f"`{name}` is {trees[i]}, the program was compiled for {old[i]}; pass "
+                "that, or capture the step again."
+            )
+        self._trees = trees
+
+    def _explain(self, state: Any, batch: Any, error: Exception) -> None:
+        """Raise a sentence for what the program was not made for, if it is that."""
+        text = str(error)
+        early = isinstance(error, TypeError | ValueError)
+        if early or "deleted" in text or "donate" in text:
+            try:
+                self.signature.check(state, batch)
+            except ValueError as refusal:
+                raise refusal from None
+            if "sharding" in text or "device" in text:
+                raise ValueError(
+                    "the arguments lie on other devices than the program was compiled "
+                    f"for ({', '.join(map(str, self._devices()))}): {text}"
+                ) from error
+
+    def _devices(self) -> list[Any]:
+        shardings = jax.tree.leaves(self._compiled.input_shardings[0])
+        return sorted({d for s in shardings for d in s.device_set}, key=lambda d: d.id)
+
+    def stages(self) -> tables.StageTable:
+        """Return the kernels that a call runs and what they move, by stage.
+
+        Stages that share a kernel have a row together.
+        """
+        return tables.stage_table(hlo.parse(self.hlo()))
+
+    def memory(self) -> tables.MemoryTable:
+        """Return the bytes that a call needs: state by arena, batch, XLA's own."""
+        fields: dict[str, int] = {}
+        state, batch = self._compiled.in_avals[0]
+        for leaf, aval in zip(self.signature.state, state, strict=True):
+            field = leaf.name.removeprefix("state").lstrip(".").split(".")[0]
+            field = field.split("[")[0] or "state"
+            fields[field] = fields.get(field, 0) + _nbytes(aval)
+        stats: Any = self._compiled.memory_analysis()
+        return tables.MemoryTable(
+            state=fields,
+            batch=sum(map(_nbytes, batch)),
+            report=sum(map(_nbytes, self._results)),
+            temporaries=stats.temp_size_in_bytes,
+            code=stats.generated_code_size_in_bytes,
+        )
+
+    def cost(self) -> dict[str, float]:
+        """Return XLA's count of a call's work: `flops` and `bytes accessed`.
+
+        An estimate: the branches of a conditional and the trips of a loop are counted
+        as XLA does, and library calls may be left out.
+        """
+        found: Any = self._compiled.cost_analysis()
+        return {key: found[key] for key in ("flops", "bytes accessed") if key in found}
+
+    def hlo(self, stage: Literal["optimized", "lowered"] = "optimized") -> str:
+        """Return the text of the program: as XLA runs it, or as JAX has lowered it."""
+        if stage == "lowered":
+            return self._export().mlir_module()
+        return self._compiled.as_text() or ""
+
+    def assert_static(self) -> None:
+        """Prove that a call asks the host for nothing: no callback and no transfer.
+
+        Raises:
+            ValueError: with the first instruction that does, and where it came from.
+        """
+        static.check(self.hlo(), f"`{self.name}`")
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Keep the program in a file, for :func:`rjax.load_captured`.
+
+        The file holds the program as StableHLO, stamped with versions, device, plan and
+        config; nothing is pickled. XLA compiles it again when it is loaded.
+
+        Args:
+            path: the file; one that is there is replaced in one go.
+
+        Returns:
+            The path.
+
+        Raises:
+            ValueError: for a program that reaches the host, or results of a type that
+                was not registered with `jax.export`.
+            OSError: as the file system says; what lay there before stays.
+        """
+        self.assert_static()  # jax.export would refuse a callback, but not say where
+        return saved.write(
+            Path(path), self.name, self.signature, self.stamp, self._export()
+        )
+
+    def __repr__(self) -> str:
+        plan = f", plan {self.plan.fingerprint[:12]}" if self.plan else ""
+        return (
+            f"<Captured {self.name}: {len(self.signature.state)} arrays of state, "
+            f"{len(self.signature.batch)} of a batch, {self.stamp['device']}{plan}>"
+        )
+
+    def _repr_html_(self) -> str:
+        stages, memory = self.stages(), self.memory()
+        return (
+            f"<div><p><b>captured</b> {self.name}: compiled in "
+            f"{self.compile_seconds:.1f} s for {self.stamp['device']}</p>"
+            f"{stages._repr_html_()}{memory._repr_html_()}</div>"
+        )
+
+
+def load_captured(
+    path: str | os.PathLike[str],
+    plan: Plan | None = None,
+    *,
+    cache: bool | str | os.PathLike[str] = False,
+    compiler_options: Mapping[str, Any] | None = None,
+) -> Captured:
+    """Load a program that `Captured.save` has kept, and compile it here.
+
+    It gives the same bits as the program that was saved and takes its state over again.
+    Loading runs nothing of the file but what XLA compiles: a program that would reach
+    the host is refused, and nothing is unpickled.
+
+    Args:
+        path: the file.
+        plan: the layout that the caller trains with, compared with that of the saved
+            program in layout and configuration; `None` compares nothing, and then the
+            arrays of the state decide when it is called.
+        cache: keep the compiled program on disk, see :func:`capture`.
+        compiler_options: options of XLA for this program alone.
+
+    Returns:
+        The program.
+
+    Raises:
+        ValueError: in a sentence, for a file that is damaged or none of these, and for
+            other versions, another device, another plan or config than it was saved
+            for.
+        OSError: if the file cannot be read.
+
+    Example:
+        ``step = rjax.load_captured("step.rjax", plan)``
+    """
+    if cache:
+        enable_compilation_cache(None if cache is True else cache)
+    started = time.perf_counter()
+    name, signature, stamp, exported = saved.read(Path(path), plan)
+    run = jax.jit(exported.call, donate_argnums=0)
+    arguments = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0]
+    options = dict(compiler_options) if compiler_options else None
+    compiled = run.lower(*arguments).compile(compiler_options=options)
+    return Captured(
+        name,
+        signature,
+        compiled,
+        plan,
+        stamp=stamp,
+        export=lambda: exported,
+        results=exported.out_avals[len(signature.state) :],
+        trees=None,
+        compile_seconds=time.perf_counter() - started,
+    )
+
+
+def _nbytes(aval: Any) -> int:
+    dtype = aval.dtype
+    if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
+        return jax.eval_shape(jax.random.key_data, aval).size * 4
+    return aval.size * dtype.itemsize
