@@ -5,6 +5,7 @@ precision with float32 accumulation; norm parameters and biases stay float32 and
 used as such.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -121,13 +122,16 @@ class Conv(nn.Module):
         _check_images(x)
         shape = (*_pair(self.kernel_size), x.shape[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, jnp.float32)
-        y = lax.conv_general_dilated(
-            x.astype(kernel.dtype),
-            kernel,
+        convolve = functools.partial(
+            lax.conv_general_dilated,
             window_strides=_pair(self.strides),
             padding=self.padding,
             dimension_numbers=("NHWC", "HWIO", "NHWC"),
         )
+        if x.shape[-1] == 3:
+            # XLA on GPU pads those to four, and would keep them for the backward pass.
+            convolve = jax.checkpoint(convolve)
+        y = convolve(x.astype(kernel.dtype), kernel)
         if not self.use_bias:
             return y
         bias = self.param("bias", nn.initializers.zeros, (self.features,), jnp.float32)

@@ -233,3 +233,25 @@ def test_conv_bn_relu_in_half_precision():
     want = np.maximum((z - z.mean(0)) / np.sqrt(z.var(0) + 1e-5), 0.0)
     eps = float(jnp.finfo(jnp.float16).eps)
     np.testing.assert_allclose(y.reshape(-1, 4), want, eps, 1e-5)
+
+
+@pytest.mark.parametrize(("channels", "barriers"), [(3, 1), (4, 0)])
+def test_images_of_three_channels_are_padded_again_in_the_backward_pass(
+    channels, barriers
+):
+    """XLA on GPU pads them to four, and keeps that where no barrier is."""
+    layer, x = Conv(2, use_bias=False), _x((1, 6, 5, channels))
+    params = _untyped(layer).init(KEY, x)["params"]
+    how: Any = {"dimension_numbers": ("NHWC", "HWIO", "NHWC")}
+
+    def loss(kernel):
+        return jnp.sum(_untyped(layer).apply({"params": {"kernel": kernel}}, x) ** 2)
+
+    def plain(kernel):
+        y = lax.conv_general_dilated(x, kernel, (1, 1), "SAME", **how)
+        return jnp.sum(y**2)
+
+    ours, theirs = jax.jit(jax.grad(loss)), jax.jit(jax.grad(plain))
+    kernel = params["kernel"]
+    np.testing.assert_allclose(ours(kernel), theirs(kernel), rtol=1e-5)
+    assert ours.lower(kernel).as_text().count("optimization_barrier") == barriers

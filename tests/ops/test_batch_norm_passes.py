@@ -105,7 +105,9 @@ def _both(x, scale, bias, dy, *residual, implementation=None, **options):
         return batch_norm(x, scale, bias, **how)
 
     (y, mean, var), pullback = jax.vjp(norm, x, scale, bias, *residual)
-    return y, mean, var, *pullback((dy, mean, var))
+    if not options.get("twice"):
+        return y, mean, var, *pullback((dy, mean, var))
+    return y[0], mean, var, *pullback(((dy, jnp.zeros_like(dy)), mean, var))
 
 
 def _assert_close(found, wanted, n):
@@ -150,13 +152,18 @@ def test_the_same_bits_every_time(run: Runner):
 
 @implementations
 @pytest.mark.parametrize(
-    ("dtype", "relu"), [(jnp.float16, True), (jnp.bfloat16, False)]
+    ("dtype", "relu", "twice"),
+    [
+        (jnp.float16, True, False),
+        (jnp.float16, True, True),
+        (jnp.bfloat16, False, False),
+    ],
 )
 @pytest.mark.parametrize("shape", [(5, 8, 8, 64), (2, 128)])
 @pytest.mark.usefixtures("few_programs")
-def test_a_residual_is_added_before_the_clamp(run: Runner, dtype, shape, relu):
+def test_a_residual_is_added_before_the_clamp(run: Runner, dtype, shape, relu, twice):
     x, scale, bias, dy, residual = _case(shape, dtype, 2)
-    found = run(_both, x, scale, bias, dy, residual, relu=relu)
+    found = run(_both, x, scale, bias, dy, residual, relu=relu, twice=twice)
     wanted = _reference(x, scale, bias, dy, residual, relu)
     _assert_close(found, wanted, x.size // shape[-1])
     np.testing.assert_array_equal(_f64(found[-1]), wanted[-1])
@@ -410,6 +417,40 @@ def test_the_backward_pass_keeps_x_and_vectors():
     assert _saved(relu=True, residual=True) == sorted([x, x, *vectors])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"pool": STEM}, {"pool": Window(2)}, {"residual": True, "twice": True}],
+)
+def test_what_was_kept_is_first_read_with_the_gradient(options):
+    """Or XLA computes a part of the backward pass early, and keeps that as well."""
+    x, scale, bias, residual = _case((2, 4, 4, 8), jnp.float16)
+    if options.get("residual"):
+        options = {**options, "residual": residual}
+
+    def norm(x):
+        return batch_norm(x, scale, bias, relu=True, **options)[0]
+
+    y, pullback = jax.vjp(norm, x)
+    jaxpr = jax.make_jaxpr(pullback)(y).jaxpr
+    kept = [v for v in jaxpr.constvars if v.aval.shape == x.shape]
+    readers = [e for e in jaxpr.eqns if any(v in kept for v in e.invars)]
+    assert [str(e.primitive) for e in readers] == ["optimization_barrier"]
+    assert all(v in readers[0].invars for v in [*kept, *jaxpr.invars])
+
+
+def test_a_single_gradient_is_not_written_before_it_is_clamped():
+    """It may be a broadcast: what reads it is one select."""
+    x, scale, bias, residual = _case((2, 4, 4, 8), jnp.float16)
+
+    def norm(x):
+        return batch_norm(x, scale, bias, relu=True, residual=residual)[0]
+
+    y, pullback = jax.vjp(norm, x)
+    jaxpr = jax.make_jaxpr(pullback)(y).jaxpr
+    readers = [e for e in jaxpr.eqns if any(v in jaxpr.invars for v in e.invars)]
+    assert ["select_n" in str(e) for e in readers] == [True]
+
+
 def test_nothing_scatters_and_no_window_is_reduced():
     x, scale, bias, _ = _case((2, 8, 8, 4), jnp.float16)
     dy = jnp.ones((2, 4, 4, 4), jnp.float16)
@@ -444,7 +485,8 @@ def test_columns(size, channels, found):
 def test_kernels_lower_for_cuda(shape, residual):
     x, vector = (shape, jnp.float16), (shape[-1:], jnp.float32)
     arrays = [x, vector, vector, x] + [x] * residual
-    op = functools.partial(_both, relu=True, implementation="mosaic_gpu")
+    how: dict[str, Any] = {"relu": True, "twice": residual}
+    op = functools.partial(_both, **how, implementation="mosaic_gpu")
     for name in ("statistics", "apply", "reduce", "gradient"):
         lowers_for_cuda(f"rjax_bn_{name}", op, *arrays)
 

@@ -73,7 +73,11 @@ def reduce(
     dz = _dz(x, dys, mean, factor, bias, y, relu)
     products = dz * _centred(x, mean)
     sums = column_sums(_rows(dz)), column_sums(_rows(products))
-    return *sums, None if y is None else _stored(dz, x.dtype)
+    if y is None:
+        return *sums, None
+    # Or XLA writes a mask for the three results, which is more than to read y.
+    y = lax.optimization_barrier(y)
+    return *sums, _stored(_dz(x, dys, mean, factor, bias, y, relu), x.dtype)
 
 
 def gradient(
@@ -108,6 +112,11 @@ def gradient(
         dz = spread(index, wide, window, x.shape).astype(jnp.float32)
     factor, dz_mean, slope = (_like(x, v) for v in (factor, dz_mean, slope))
     return _stored(factor * (dz - dz_mean - _centred(x, mean) * slope), x.dtype)
+
+
+def masked(dy: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the gradient before the clamp whose result was y."""
+    return _stored(jnp.where(y > 0.0, dy, 0.0), dy.dtype)
 
 
 def _stored(value: jax.Array, dtype: Any) -> jax.Array:

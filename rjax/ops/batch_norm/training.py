@@ -122,13 +122,17 @@ def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     x, scale, bias, mean, istd, y = saved
     # The statistics are not differentiable outputs.
     dys: tuple[jax.Array, ...] = tuple(cts[0]) if how.twice else (cts[0],)
-    if how.window is None:
-        # Or XLA computes the mask of the ReLU in the forward pass and keeps that too.
+    options: dict[str, Any] = {"relu": how.relu, "window": how.window}
+    if y is not None and not how.twice:
+        # The gradient may be a broadcast, of a mean over images: it is never written.
+        dys, y, options["relu"] = (base.masked(dys[0], y),), None, False
+    else:
+        # Or XLA computes masks and places of the largest values in the forward pass,
+        # and keeps those too.
         x, y, dys = lax.optimization_barrier((x, y, dys))
     if y is None:  # both passes would have to read them
         dys = (functools.reduce(jnp.add, dys),)
     vectors = _vectors(scale, bias, mean, istd)
-    options: dict[str, Any] = {"relu": how.relu, "window": how.window}
     run = functools.partial(run_pass, implementation=how.implementation)
     dbias, product, dz = run("reduce", x, dys, *vectors, y, **options)
     dy = dys[0]
@@ -139,6 +143,8 @@ def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     n = float(values_per_channel(x, how.axis_name))
     dz_mean, mean_product = (_psum(s, how.axis_name) / n for s in (dbias, product))
     slope = mean_product * istd * istd
+    if how.window is None:  # or XLA writes a mask for both passes, and reads it twice
+        x, dy = lax.optimization_barrier((x, dy))
     dx = run("gradient", x, dy, *vectors, dz_mean, slope, **options)
     dscale = (product * istd).astype(scale.dtype)
     return dx, dscale, dbias.astype(bias.dtype), dy if how.residual else None
