@@ -16,10 +16,17 @@ if not glob.glob("/dev/nvidia[0-9]*"):
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 # What rjax keeps for its user, tuned tables and compiled programs, is not for tests to
-# find or to leave. The workers and all their processes share one folder.
+# find or to leave. Workers and all their processes share one folder, and compile what
+# they have in common once: most of the time of a test is compilation.
 if "PYTEST_XDIST_WORKER" not in os.environ:
-    os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="rjax-tests-")
-    atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+    _CACHE = tempfile.mkdtemp(prefix="rjax-tests-")
+    atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
+    os.environ |= {
+        "XDG_CACHE_HOME": _CACHE,
+        "JAX_COMPILATION_CACHE_DIR": os.path.join(_CACHE, "xla"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
 
 import jax  # noqa: E402
 import numpy as np  # noqa: E402

@@ -217,12 +217,21 @@ def digest(state: rjax.RegionState) -> str:
 
 
 def fresh_process(script: str, **env: str) -> str:
-    """Run a script that may import rjax and this module; return what it prints."""
+    """Run a script that may import rjax and this module; return what it prints.
+
+    It compiles for itself: what two processes have in common is then no third's work.
+    """
     paths = [Path(rjax.__file__).parent.parent, Path(__file__).parent]
     path = os.pathsep.join(map(str, paths))
     done = subprocess.run(
         [sys.executable, "-c", script],
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": path, **env},
+        env={
+            **os.environ,
+            "JAX_PLATFORMS": "cpu",
+            "JAX_ENABLE_COMPILATION_CACHE": "false",
+            "PYTHONPATH": path,
+            **env,
+        },
         capture_output=True,
         text=True,
         check=False,

@@ -1,7 +1,6 @@
 """The step as a program: what compiles, what it composes with, what it moves."""
 
 import dataclasses
-import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +9,7 @@ import pytest
 from helpers import bits
 
 import rjax
+from rjax.programs import hlo
 
 
 def _params(seed=0):
@@ -235,61 +235,6 @@ def _many_leaves():
     return tree
 
 
-_BYTES = {"f32": 4, "f16": 2, "s32": 4, "u32": 4, "pred": 1}
-
-
-def _array_bytes(text):
-    """Return the bytes of all arrays in an HLO type."""
-    total = 0
-    for kind, dims in re.findall(r"\b(f32|f16|s32|u32|pred)\[([\d,]*)\]", text):
-        total += _BYTES[kind] * int(np.prod([int(d) for d in dims.split(",") if d]))
-    return total
-
-
-def _computations(text):
-    """Return {name: lines} of an HLO module, and the name of its entry."""
-    found, entry = {}, None
-    pattern = r"^(ENTRY )?%?([\w.\-]+) \(.*?\) -> .*? \{\n(.*?)^\}"
-    for match in re.finditer(pattern, text, re.S | re.M):
-        found[match[2]] = match[3].splitlines()
-        entry = match[2] if match[1] else entry
-    return found, entry
-
-
-_FREE = {"tuple", "get-tuple-element", "parameter", "constant", "bitcast"}
-
-
-def _branch_number(lines):
-    """Return k of a branch traced as `branch_k_fun`, `None` if it does not say."""
-    numbers = re.findall(r"branch_(\d)_fun", "".join(lines))
-    return int(numbers[-1]) if numbers else None
-
-
-def _bytes_of(computations, name, follow):
-    """Return [(bytes, opcode, op_name)] of a computation and the branches followed."""
-    sizes, found = {}, []
-    for line in computations[name]:
-        match = re.match(
-            r"\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*?)\)(.*)", line
-        )
-        if not match:
-            continue
-        result, kind, opcode, operands, rest = match.groups()
-        sizes[result] = _array_bytes(kind)
-        scope = (re.search(r'op_name="([^"]*)"', rest) or ["", ""])[1]
-        if opcode == "conditional":
-            branches = re.findall(r"%([\w.\-]+)", rest.split("metadata")[0])
-            numbers = [_branch_number(computations[b]) for b in branches]
-            wanted = follow(scope)
-            taken = wanted if wanted in numbers else None
-            chosen = branches[numbers.index(taken)]
-            found += _bytes_of(computations, chosen, follow)
-        elif opcode not in _FREE:
-            read = sum(sizes.get(o, 0) for o in re.findall(r"%([\w.\-]+)", operands))
-            found.append((sizes[result] + read, opcode, scope))
-    return found
-
-
 def test_bytes_outside_forward_and_backward_stay_near_the_arenas():
     params = _many_leaves()
     plan = rjax.make_plan(params, rjax.Config())
@@ -307,12 +252,12 @@ def test_bytes_outside_forward_and_backward_stay_near_the_arenas():
         rjax.make_train_step(rjax.stateless_loss(loss), plan), donate_argnums=0
     )
     text = step.lower(rjax.init_state(plan, params), batch).compile().as_text()
-    computations, entry = _computations(text)
-    # The ordinary branches: the update (0, flag clear), no second look (1).
-    rows = _bytes_of(
-        computations, entry, lambda scope: 1 if "check_and_scale" in scope else 0
-    )
-    outside = [row for row in rows if "forward_backward" not in row[2]]
+    program = hlo.parse(text or "")
+    outside = [
+        (times * program.moved(i), i.opcode)
+        for i, times in program.launched()
+        if "forward_backward" not in i.path
+    ]
     assert not [r for r in outside if r[1] == "pad"]
     assert not [r for r in outside if r[1] == "copy" and r[0] > plan.n]
     assert sum(r[1] == "concatenate" for r in outside) <= 1  # in a fusion on GPU

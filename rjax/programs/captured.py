@@ -251,15 +251,24 @@ class Captured:
                 self.signature.check(state, batch)
             except ValueError as refusal:
                 raise refusal from None
-            if "sharding" in text or "device" in text:
-                raise ValueError(
-                    "the arguments lie on other devices than the program was compiled "
-                    f"for ({', '.join(map(str, self._devices()))}): {text}"
-                ) from error
+            self._check_devices((state, batch))
 
-    def _devices(self) -> list[Any]:
-        shardings = jax.tree.leaves(self._compiled.input_shardings[0])
-        return sorted({d for s in shardings for d in s.device_set}, key=lambda d: d.id)
+    def _check_devices(self, arguments: Any) -> None:
+        """Refuse arrays that were put elsewhere than the program was compiled for."""
+        leaves = (*self.signature.state, *self.signature.batch)
+        arrays, wanted = map(jax.tree.leaves, (arguments, self._input_shardings()))
+        for leaf, x, there in zip(leaves, arrays, wanted, strict=True):
+            if not getattr(x, "committed", False):
+                continue
+            if not x.sharding.is_equivalent_to(there, x.ndim):
+                raise ValueError(
+                    f"`{leaf.name}` lies on {_where(x.sharding)}, the program was "
+                    f"compiled for {_where(there)}; move it with `jax.device_put`, or "
+                    "capture the step for arguments that lie there."
+                )
+
+    def _input_shardings(self) -> Any:
+        return self._compiled.input_shardings[0]
 
     def stages(self) -> tables.StageTable:
         """Return the kernels that a call runs and what they move, by stage.
@@ -303,6 +312,11 @@ class Captured:
     def assert_static(self) -> None:
         """Prove that a call asks the host for nothing: no callback and no transfer.
 
+        That is: none of the program's instructions does. Of a conditional, XLA's
+        runtime on a GPU may read the predicate all the same, where it has not recorded
+        it into a command buffer; the default step on a kind of device with a tuned
+        table has no conditional (see :meth:`hlo`).
+
         Raises:
             ValueError: with the first instruction that does, and where it came from.
         """
@@ -323,8 +337,17 @@ class Captured:
         Raises:
             ValueError: for a program that reaches the host, or results of a type that
                 was not registered with `jax.export`.
+            NotImplementedError: for a program that runs on several devices.
             OSError: as the file system says; what lay there before stays.
         """
+        devices = {
+            d for s in jax.tree.leaves(self._input_shardings()) for d in s.device_set
+        }
+        if len(devices) > 1:
+            raise NotImplementedError(
+                f"`{self.name}` runs on {len(devices)} devices; only programs for one "
+                "can be saved."
+            )
         self.assert_static()  # jax.export would refuse a callback, but not say where
         return saved.write(
             Path(path), self.name, self.signature, self.stamp, self._export()
@@ -398,6 +421,13 @@ def load_captured(
         trees=None,
         compile_seconds=time.perf_counter() - started,
     )
+
+
+def _where(sharding: Any) -> str:
+    """Return the devices of a sharding, and how it lies on several."""
+    devices = ", ".join(map(str, sorted(sharding.device_set, key=lambda d: d.id)))
+    spec = getattr(sharding, "spec", None)
+    return f"{devices} as {spec}" if len(sharding.device_set) > 1 else devices
 
 
 def _nbytes(aval: Any) -> int:

@@ -8,6 +8,7 @@ import rjax
 from rjax.programs import cache
 
 KNOWN = "jax_compilation_cache_dir"
+ON = {"JAX_ENABLE_COMPILATION_CACHE": "true"}
 
 STEP = """
 import sys, time
@@ -33,7 +34,7 @@ print(found, digest(state))
 @pytest.mark.parametrize("given", ["folder", "default"])
 def test_the_second_process_finds_the_step(given, tmp_path):
     folder = tmp_path / "kept"
-    where = {"XDG_CACHE_HOME": str(tmp_path / "home")}
+    where = {"XDG_CACHE_HOME": str(tmp_path / "home"), **ON, KNOWN.upper(): ""}
     script = STEP.format(cache=str(folder) if given == "folder" else True)
     first, second = (fresh_process(script, **where).split() for _ in range(2))
     assert (first[0], second[0]) == ("0", "1") and first[1] == second[1]
@@ -47,7 +48,7 @@ def test_a_folder_that_jax_knows_already_is_kept(tmp_path):
         "print(jax.config.jax_compilation_cache_dir)"
     )
     folder = str(tmp_path / "mine")
-    said = fresh_process(script, JAX_COMPILATION_CACHE_DIR=folder).split()
+    said = fresh_process(script, **{KNOWN.upper(): folder}).split()
     assert said == [folder, folder] and (tmp_path / "mine").is_dir()
 
 

@@ -8,7 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import BOTH, SIX, bits, both, config, make_rig, ones, pulled
+from helpers import (
+    BOTH,
+    SIX,
+    bits,
+    both,
+    config,
+    fresh_process,
+    make_rig,
+    ones,
+    pulled,
+)
 
 import rjax
 from rjax.programs import trace
@@ -252,12 +262,50 @@ def test_a_step_that_cannot_go_on_is_refused(rig, step, said):
         rjax.capture(step, rig.state(), both(1.0))
 
 
-def test_other_devices_are_refused_in_a_sentence(rig, captured):
-    if jax.device_count() == 1:
-        pytest.skip("one device")
-    there = jax.device_put(rig.state(), jax.devices()[1])
-    with pytest.raises(ValueError, match="lie on other devices"):
-        captured(there, both(1.0))
+ELSEWHERE = """
+import jax
+import numpy as np
+from helpers import BOTH, both, config, make_rig
+import rjax
+
+rig = make_rig(BOTH, config())
+mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
+everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+data = jax.tree.map(jax.numpy.asarray, both(1.0))
+here = rjax.capture(rig.eager, rig.state(), data)
+there = rjax.capture(rig.eager, *jax.device_put((rig.state(), data), everywhere))
+state, _ = there(rig.state(), data)  # what was put nowhere goes where it has to
+state, _ = there(*jax.device_put((rig.state(), data), everywhere))
+print(*rig.both(state).ravel(), len(state.master.sharding.device_set))
+for place in (jax.devices()[1], everywhere):
+    try:
+        here(jax.device_put(rig.state(), place), data)
+    except ValueError as error:
+        print(error)
+try:
+    there.save("step.rjax")
+except NotImplementedError as error:
+    print(error)
+"""
+
+
+def test_other_devices_are_refused_in_a_sentence():
+    flag = "--xla_force_host_platform_device_count=2"
+    moved, other, all_of_them, saved = fresh_process(
+        ELSEWHERE, XLA_FLAGS=flag
+    ).splitlines()
+    *weights, devices = moved.split()
+    assert [float(x) for x in weights] == pytest.approx([0.9] * 6) and devices == "2"
+    assert re.fullmatch(
+        "`state.master` lies on (cpu:1|TFRT_CPU_1), the program was compiled for "
+        "(cpu:0|TFRT_CPU_0); move it with `jax.device_put`, or capture the step for "
+        "arguments that lie there.",
+        other,
+    )
+    assert re.search("lies on .*0, .*1 as Partition.*, the program was", all_of_them)
+    assert (
+        saved == "`train_step` runs on 2 devices; only programs for one can be saved."
+    )
 
 
 def test_compiler_options_reach_xla(rig):
