@@ -20,6 +20,10 @@ _STRUCTURE = (
     "`step` must return a state like the one it was given, so that it can be called "
     "again; {}."
 )
+_TRACED = (
+    "`{}` is a compiled program, which cannot be traced again; inside jit, scan, vmap "
+    "or grad call the step that was captured."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +162,7 @@ def capture(
         >>> state, report = step(state, {})
         >>> state, report = step(state.replace(learning_rate=1.0), {})
         >>> rjax.get_params(plan, state)["w"].item()
-        6.899999618530273
+        6.900000095367432
 
     Source: static capture of the article, section 5; `jax.stages` of JAX.
     """
@@ -232,7 +236,7 @@ class Captured:
 
     def _learn(self, state: Any, batch: Any, *trees: Any) -> None:
         """Refuse a structure it was not compiled for; take the first that fits."""
-        self.signature.check(state, batch)
+        self._check(state, batch)
         if self._trees is not None:
             old = self._trees
             name, i = ("state", 0) if old[0] != trees[0] else ("batch", 1)
@@ -248,10 +252,15 @@ class Captured:
         early = isinstance(error, TypeError | ValueError)
         if early or "deleted" in text or "donate" in text:
             try:
-                self.signature.check(state, batch)
+                self._check(state, batch)
             except ValueError as refusal:
                 raise refusal from None
             self._check_devices((state, batch))
+
+    def _check(self, state: Any, batch: Any) -> None:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
+            raise ValueError(_TRACED.format(self.name))
+        self.signature.check(state, batch)
 
     def _check_devices(self, arguments: Any) -> None:
         """Refuse arrays that were put elsewhere than the program was compiled for."""

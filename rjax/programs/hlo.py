@@ -121,10 +121,10 @@ def parse(text: str) -> Program:
 
     Example:
         >>> import jax
-        >>> text = jax.jit(lambda x: x + 1).lower(1.0).compile().as_text()
+        >>> text = jax.jit(lambda x: x * x).lower(1.0).compile().as_text()
         >>> program = parse(text)
-        >>> [(i.opcode, program.moved(i)) for i, _ in program.launched()]
-        [('fusion', 8)]
+        >>> [program.moved(instruction) for instruction, _ in program.launched()]
+        [8]
     """
     found: dict[str, dict[str, Instruction]] = {}
     entry, body = "", {}

@@ -31,6 +31,7 @@ print(found, digest(state))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["folder", "default"])
 def test_the_second_process_finds_the_step(given, tmp_path):
     folder = tmp_path / "kept"

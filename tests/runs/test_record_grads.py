@@ -16,6 +16,7 @@ TRAIN = (
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.standard_promotion
 def test_gradients_are_recorded_and_change_nothing(
     tmp_path: Path,

@@ -23,6 +23,7 @@ def lines_fall(share: float = 0.5) -> None:
     assert rows[-1]["loss"] < share * rows[0]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".gz"], ids=["plain", "gzip"])
 @pytest.mark.parametrize("name", ["mnist", "fashion-mnist"])
 def test_idx_files_are_learnt_and_every_test_image_is_seen_once(
@@ -57,6 +58,7 @@ def test_networks_train_on_cifar_archives(kind: str, model: str) -> None:
     assert {seen["count"] for seen in test.values()} == {SIZES["test"]}
 
 
+@pytest.mark.slow
 def test_a_folder_of_pictures_trains(capsys: pytest.CaptureFixture[str]) -> None:
     write_pictures(Path("files"))
     options = (
