@@ -84,13 +84,23 @@ def run_pass(
     """
     x = arrays[0]
     serve: dict[str, Any] = {
-        "xla": functools.partial(getattr(base, name), **options),
+        "xla": _traced_once(name, **options),
         "mosaic_gpu": mosaic_gpu.why_not(name, x, options.get("window"))
         or functools.partial(getattr(mosaic_gpu, name), **options),
     }
     image = arrays[-1] if name in ("apply", "reduce") else None
     op = mosaic_gpu.op_name(name, x, options.get("window"), image)
     return resolve(f"batch_norm/{name}", implementation, serve, (op, x.size))(*arrays)
+
+
+@functools.cache
+def _traced_once(name: str, **options: Any) -> Any:
+    """Return a pass by XLA that is traced once for all arrays of one shape and dtype.
+
+    A deep network has many of the same kind, and much of its tracing is in them.
+    Inlined, nothing of it is seen in the program.
+    """
+    return jax.jit(functools.partial(getattr(base, name), **options), inline=True)
 
 
 def values_per_channel(x: jax.Array, axis_name: AxisName) -> int:
