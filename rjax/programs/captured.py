@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from rjax.plan import Plan
 from rjax.programs import hlo, saved, static, tables
@@ -258,7 +259,7 @@ class Captured:
             self._check_devices((state, batch))
 
     def _check(self, state: Any, batch: Any) -> None:
-        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((state, batch))):
+        if any(isinstance(x, Tracer) for x in jax.tree.leaves((state, batch))):
             raise ValueError(_TRACED.format(self.name))
         self.signature.check(state, batch)
 
