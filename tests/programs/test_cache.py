@@ -43,6 +43,18 @@ def test_the_second_process_finds_the_step(given, tmp_path):
     assert any("jit_train_step" in path.name for path in kept.iterdir())
 
 
+def test_another_folder_is_taken_from_then_on(tmp_path):
+    script = (
+        "import jax, rjax\n"
+        f"for name in ('one', 'two'):\n"
+        f"    rjax.enable_compilation_cache({str(tmp_path)!r} + '/' + name)\n"
+        "    jax.jit(lambda x: x + len(name))(1.0)"
+    )
+    fresh_process(script, **ON)
+    for name in ("one", "two"):
+        assert [path for path in (tmp_path / name).iterdir() if "jit" in path.name]
+
+
 def test_a_folder_that_jax_knows_already_is_kept(tmp_path):
     script = (
         "import rjax, jax; print(rjax.enable_compilation_cache()); "
