@@ -328,7 +328,8 @@ class Captured:
         table has no conditional (see :meth:`hlo`).
 
         Raises:
-            ValueError: with the first instruction that does, and where it came from.
+            AssertionError: with the first instruction that does, and where it came
+                from; a `ValueError` at once.
         """
         static.check(self.hlo(), f"`{self.name}`")
 
@@ -336,7 +337,8 @@ class Captured:
         """Keep the program in a file, for :func:`rjax.load_captured`.
 
         The file holds the program as StableHLO, stamped with versions, device, plan and
-        config; nothing is pickled. XLA compiles it again when it is loaded.
+        config; nothing is pickled. XLA compiles it again when it is loaded, with the
+        compiler options given there.
 
         Args:
             path: the file; one that is there is replaced in one go.

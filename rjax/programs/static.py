@@ -17,6 +17,10 @@ _SOURCE = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
 _NAME = re.compile(r'op_name="([^"]*)"')
 
 
+class NotStaticError(AssertionError, ValueError):
+    """A program would reach the host while it runs."""
+
+
 def host_traffic(text: str) -> Iterator[str]:
     """Yield what in a program's text reaches the host, each with where it came from.
 
@@ -48,10 +52,10 @@ def check(text: str, name: str) -> None:
     """Refuse a program that reaches the host.
 
     Raises:
-        ValueError: with the first instruction that does.
+        NotStaticError: with the first instruction that does.
     """
     for found in host_traffic(text):
-        raise ValueError(
+        raise NotStaticError(
             f"{name} is not static: it has {found}; take it out of the step, or keep "
             "what it needs in the report."
         )

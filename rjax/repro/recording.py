@@ -234,10 +234,16 @@ class Recording:
         values = [values for _, values in _numbers(reports)]
         words = np.stack([on_disk.words_of(value) for value in values], axis=1)
         steps = reports.step.tolist()
-        self._steps_file.append(on_disk.pack(self._layout.step_row, steps, words))
+        rows = on_disk.pack(self._layout.step_row, steps, words)
+        of_gradients = self._packed_gradients(steps, reports.grad_digests)
+        ready, digests = self._packed_digests(steps[-1] + 1)
+        # All is at hand before the first byte is written: the files of a killed run then
+        # end together, but for a kill just between these lines.
+        self._steps_file.append(rows)
         if self._gradients_file is not None:
-            self._write_gradients(self._gradients_file, steps, reports.grad_digests)
-        self._write_digests(steps[-1] + 1)
+            self._gradients_file.append(of_gradients)
+        self._digests_file.append(digests)
+        del self._digests[:ready]
 
     def flush(self) -> None:
         """Write all that waits; waits for the steps under way."""
@@ -290,29 +296,30 @@ class Recording:
         plan = self._plan.fingerprint
         return on_disk.Layout(columns, self._tensors, self._every, plan, found)
 
-    def _write_gradients(
-        self, file: AppendOnly, steps: list[int], digests: Any
-    ) -> None:
-        """Write the digests of gradients of steps before which the state has one."""
+    def _packed_gradients(self, steps: list[int], digests: Any) -> bytes:
+        """Return the digests of gradients of steps before which the state has one."""
         assert self._layout is not None
+        if self._gradients_file is None:
+            return b""
         due = [
             i
             for i, step in enumerate(steps)
             if step == self._first or step % self._every == 0
         ]
-        if due:
-            row, numbers = self._layout.gradient_row, [steps[i] for i in due]
-            file.append(on_disk.pack(row, numbers, digests[due]))
+        if not due:
+            return b""
+        row, numbers = self._layout.gradient_row, [steps[i] for i in due]
+        return on_disk.pack(row, numbers, digests[due])
 
-    def _write_digests(self, step: int) -> None:
-        """Write the digests of states of at most that many steps."""
+    def _packed_digests(self, step: int) -> tuple[int, bytes]:
+        """Return how many states of at most that many steps wait, and their digests."""
         assert self._layout is not None
         ready = [pair for pair in self._digests if pair[0] <= step]
-        if ready:
-            lanes = jax.device_get([lanes for _, lanes in ready])
-            row, steps = self._layout.digest_row, [step for step, _ in ready]
-            self._digests_file.append(on_disk.pack(row, steps, np.stack(lanes)))
-            del self._digests[: len(ready)]
+        if not ready:
+            return 0, b""
+        lanes = jax.device_get([lanes for _, lanes in ready])
+        row, steps = self._layout.digest_row, [step for step, _ in ready]
+        return len(ready), on_disk.pack(row, steps, np.stack(lanes))
 
 
 def _numbers(report: Report) -> list[tuple[str, Any]]:

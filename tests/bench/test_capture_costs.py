@@ -70,11 +70,12 @@ def test_capture_is_measured_cold_warm_and_reloaded(small, tmp_path):
         assert len(capture.line(task, warm).split()) == 8
 
 
-def test_a_model_is_measured_under_flags():
+def test_a_model_is_measured_under_flags(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flags, "SCANNED", 3)
     found = flags.measure("mlp", 4, 28, 1, 2)
     assert len(found["seconds"]) == 2 and min(found["seconds"]) > 0
     assert found["compile"] > 0 and found["peak"] > 10_000_000
-    assert flags.measure("mlp", 4, 28, 1, 2)["bits"] == found["bits"]
+    assert len(found["bits"]) == 12
 
 
 def test_every_set_of_flags_is_one_that_xla_may_know():
