@@ -237,8 +237,8 @@ class Recording:
         rows = on_disk.pack(self._layout.step_row, steps, words)
         of_gradients = self._packed_gradients(steps, reports.grad_digests)
         ready, digests = self._packed_digests(steps[-1] + 1)
-        # All is at hand before the first byte is written: the files of a killed run then
-        # end together, but for a kill just between these lines.
+        # All is at hand before the first byte is written: the files of a killed run end
+        # together, but for a kill just between these lines.
         self._steps_file.append(rows)
         if self._gradients_file is not None:
             self._gradients_file.append(of_gradients)
