@@ -8,6 +8,7 @@ of a bias does not.
 import dataclasses
 import functools
 import hashlib
+import importlib
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import rjax
@@ -214,6 +216,18 @@ def unmoved(state: rjax.RegionState) -> dict[str, tuple[str, bytes]]:
 def digest(state: rjax.RegionState) -> str:
     """Return a hash of every bit of a state."""
     return hashlib.sha256(repr(sorted(bits(state).items())).encode()).hexdigest()
+
+
+def benchmark(name: str) -> Any:
+    """Import a part of the benchmarks as a script does, from their own folder."""
+    folder = Path(__file__).parents[1] / "benchmarks"
+    if not folder.exists():
+        pytest.skip("a built package has no benchmarks", allow_module_level=True)
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(folder))
 
 
 def fresh_process(script: str, **env: str) -> str:

@@ -1,35 +1,20 @@
 """The benchmarks of capture and of XLA's flags run, and measure what they say."""
 
-import importlib
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+from helpers import benchmark
 from jax.experimental.compilation_cache import compilation_cache
 
 import rjax
 
 pytestmark = [pytest.mark.slow, pytest.mark.standard_promotion]
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-if not FOLDER.exists():
-    pytest.skip("a built package has no benchmarks", allow_module_level=True)
-
-
-def _load(name: str) -> Any:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-capture, flags, on_jax = map(_load, ("capture", "xla_flags", "throughput.on_jax"))
+capture, flags, on_jax = map(benchmark, ("capture", "xla_flags", "throughput.on_jax"))
 for part in ("record_cost", "throughput.peers_flax"):
-    _load(part)
+    benchmark(part)
 
 
 @pytest.fixture

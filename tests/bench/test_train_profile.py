@@ -1,28 +1,13 @@
 """The profile of the benchmark of whole steps: events and programs, made up."""
 
 import doctest
-import importlib
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import benchmark
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
-if not FOLDER.exists():
-    pytest.skip("a built package has no benchmarks", allow_module_level=True)
-
-
-def _load() -> Any:
-    sys.path.insert(0, str(FOLDER))
-    try:
-        return importlib.import_module("throughput.profiling")
-    finally:
-        sys.path.remove(str(FOLDER))
-
-
-profiling = _load()
+profiling = benchmark("throughput.profiling")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,6 @@
 
 import argparse
 import dataclasses
-import importlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import benchmark
 
 import rjax
 from rjax.trees import flatten
@@ -23,26 +22,13 @@ from rjax.trees import flatten
 pytestmark = pytest.mark.standard_promotion
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "train_throughput.py"
-if not SCRIPT.exists():
-    pytest.skip("a built package has no benchmarks", allow_module_level=True)
-
-
-def _load(name: str) -> Any:
-    """Import a part of the benchmark as the script does, from its own folder."""
-    sys.path.insert(0, str(SCRIPT.parent))
-    try:
-        return importlib.import_module(name)
-    finally:
-        sys.path.remove(str(SCRIPT.parent))
-
-
-script = _load("train_throughput")
+script = benchmark("train_throughput")
 settings, measure, table, verdict, profiling = (
-    _load(f"throughput.{name}")
+    benchmark(f"throughput.{name}")
     for name in ("settings", "measure", "table", "verdict", "profiling")
 )
 on_jax, learning, peers_flax = (
-    _load(f"throughput.{name}") for name in ("on_jax", "learning", "peers_flax")
+    benchmark(f"throughput.{name}") for name in ("on_jax", "learning", "peers_flax")
 )
 TOY = settings.Settings(
     "resnet20", 4, 16, 10, learning_rate=0.05, steps=2, samples=2, warmup=1
@@ -193,7 +179,7 @@ def state_dict(torch: Any, model: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("name", ["resnet50", "vgg16bn"])
 def test_torch_computes_what_rjax_computes(name: str) -> None:
     torch = pytest.importorskip("torch")
-    peers_torch = _load("throughput.peers_torch")
+    peers_torch = benchmark("throughput.peers_torch")
     ours, _, x, _ = tiny(name)
     if name == "vgg16bn":
         model = peers_torch.VGG16BN(5, 4, 8)
@@ -219,7 +205,7 @@ def test_torch_computes_what_rjax_computes(name: str) -> None:
 )
 def test_torch_has_the_parameters_of_rjax(name: str, parameters: int) -> None:
     torch = pytest.importorskip("torch")
-    peers_torch = _load("throughput.peers_torch")
+    peers_torch = benchmark("throughput.peers_torch")
     classes = 10 if name == "resnet20" else 1000
     with torch.device("meta"):
         model = peers_torch.make_model(
@@ -231,7 +217,7 @@ def test_torch_has_the_parameters_of_rjax(name: str, parameters: int) -> None:
 @pytest.mark.parametrize("precision", ["fp16", "bf16", "fp32"])
 def test_torch_trains(precision: str) -> None:
     pytest.importorskip("torch")
-    peers_torch = _load("throughput.peers_torch")
+    peers_torch = benchmark("throughput.peers_torch")
     toy = dataclasses.replace(TOY, precision=precision, ema=True)
     found = measure.measure(peers_torch.TorchRig("torch", toy), toy)
     assert found["last_loss"] < found["first_loss"]
