@@ -159,6 +159,23 @@ def test_a_limit_on_steps_leaves_the_schedule_alone() -> None:
     assert [row["epoch"] for row in read_lines("whole", "evaluations")] == [3, 4]
 
 
+def test_a_cache_that_cannot_be_is_told_and_missed_by_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls = []
+
+    def enable() -> None:
+        calls.append(1)
+        raise ValueError("`/x` cannot hold a compilation cache; give another folder.")
+
+    monkeypatch.setattr("rjax.enable_compilation_cache", enable)
+    assert main([*FEW, "--limit-steps", "1", "--no-compile-cache"]) == 0
+    assert not calls and "cache" not in capsys.readouterr().out
+    assert main([*FEW[:-1], "other", "--limit-steps", "1"]) == 0
+    assert "compiling without a cache: `/x` cannot" in capsys.readouterr().out
+    assert read_manifest("other")["options"]["compile_cache"] is True
+
+
 def test_early_stopping_watches_held_out_images_and_keeps_the_best(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
