@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,8 @@ def plain(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if value is None or isinstance(value, bool | int | str):
         return value
-    return getattr(value, "__qualname__", str(value))
+    # Without the address, which is another in every process.
+    return getattr(value, "__qualname__", re.sub(r" at 0x[0-9a-f]+", "", str(value)))
 
 
 def dumps(value: Any, indent: int | None = None) -> str:

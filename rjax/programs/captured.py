@@ -59,7 +59,6 @@ class Traced:
             self.signature,
             compiled,
             self.plan,
-            stamp=saved.make_stamp(self.plan),
             export=self.export,
             results=jax.tree.leaves(self.lowered.out_info[1]),
             trees=(self.state_tree, self.batch_tree),
@@ -183,7 +182,6 @@ class Captured:
         signature: the arrays it takes: `.state` and `.batch`, each with name, shape and
             dtype.
         plan: the static layout, `None` where it is not known.
-        stamp: what a saved program must agree with: versions, device, plan, config.
         compile_seconds: how long XLA took, or the cache.
     """
 
@@ -194,21 +192,21 @@ class Captured:
         compiled: jax.stages.Compiled,
         plan: Plan | None,
         *,
-        stamp: Mapping[str, Any],
         export: Callable[[], jax.export.Exported],
         results: Sequence[Any],
         trees: tuple[Any, Any] | None,
         compile_seconds: float,
+        stamp: Mapping[str, Any] | None = None,
     ) -> None:
         self.name = name
         self.signature = signature
         self.plan = plan
-        self.stamp = stamp
         self.compile_seconds = compile_seconds
         self._compiled = compiled
         self._export = export
         self._results = results
         self._trees = trees
+        self._stamp = stamp
 
     def __call__(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """Run the program.
@@ -280,6 +278,13 @@ class Captured:
     def _input_shardings(self) -> Any:
         return self._compiled.input_shardings[0]
 
+    def _devices(self) -> set[Any]:
+        shardings = jax.tree.leaves(self._input_shardings())
+        return {device for sharding in shardings for device in sharding.device_set}
+
+    def _device_kind(self) -> str:
+        return min(self._devices(), key=lambda device: device.id).device_kind
+
     def stages(self) -> tables.StageTable:
         """Return the kernels that a call runs and what they move, by stage.
 
@@ -324,8 +329,7 @@ class Captured:
 
         That is: none of the program's instructions does. Of a conditional, XLA's
         runtime on a GPU may read the predicate all the same, where it has not recorded
-        it into a command buffer; the default step on a kind of device with a tuned
-        table has no conditional (see :meth:`hlo`).
+        it into a command buffer; :meth:`hlo` shows whether there is a conditional.
 
         Raises:
             AssertionError: with the first instruction that does, and where it came
@@ -352,31 +356,27 @@ class Captured:
             NotImplementedError: for a program that runs on several devices.
             OSError: as the file system says; what lay there before stays.
         """
-        devices = {
-            d for s in jax.tree.leaves(self._input_shardings()) for d in s.device_set
-        }
-        if len(devices) > 1:
+        if (count := len(self._devices())) > 1:
             raise NotImplementedError(
-                f"`{self.name}` runs on {len(devices)} devices; only programs for one "
-                "can be saved."
+                f"`{self.name}` runs on {count} devices; only programs for one can be "
+                "saved."
             )
         self.assert_static()  # jax.export would refuse a callback, but not say where
-        return saved.write(
-            Path(path), self.name, self.signature, self.stamp, self._export()
-        )
+        stamp = self._stamp or saved.make_stamp(self.plan)
+        return saved.write(Path(path), self.name, self.signature, stamp, self._export())
 
     def __repr__(self) -> str:
         plan = f", plan {self.plan.fingerprint[:12]}" if self.plan else ""
         return (
             f"<Captured {self.name}: {len(self.signature.state)} arrays of state, "
-            f"{len(self.signature.batch)} of a batch, {self.stamp['device']}{plan}>"
+            f"{len(self.signature.batch)} of a batch, {self._device_kind()}{plan}>"
         )
 
     def _repr_html_(self) -> str:
         stages, memory = self.stages(), self.memory()
         return (
             f"<div><p><b>captured</b> {self.name}: compiled in "
-            f"{self.compile_seconds:.1f} s for {self.stamp['device']}</p>"
+            f"{self.compile_seconds:.1f} s for {self._device_kind()}</p>"
             f"{stages._repr_html_()}{memory._repr_html_()}</div>"
         )
 
@@ -413,6 +413,8 @@ def load_captured(
 
     Example:
         ``step = rjax.load_captured("step.rjax", plan)``
+
+    Source: `jax.export` of JAX.
     """
     if cache:
         enable_compilation_cache(None if cache is True else cache)

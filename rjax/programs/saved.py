@@ -27,6 +27,7 @@ FORMAT = 1
 _MAGIC = b"rjax captured program\n"
 _DAMAGED = "{} is damaged or cut short; capture the step and save it again."
 _HASH = hashlib.sha256().digest_size
+_STAMP = ("versions", "platform", "device", "plan", "config")
 # Where a schedule is looked at: a function says nothing of itself, its values do.
 _COUNTS = (0, 1, 2, 5, 10, 100, 1000, 10_000, 100_000)
 
@@ -52,9 +53,11 @@ def describe_config(config: Config) -> dict[str, Any]:
     found = plain(dataclasses.replace(config, scaling=config.scale_rule))
     found["learning_rate"] = None
     if config.schedule is not None:
-        found["learning_rate"] = [float(config.schedule(jnp.int32(n))) for n in _COUNTS]
-    for start in ("initial", "scale"):
-        found["scaling"].pop(start, None)
+        rates = jax.jit(jax.vmap(config.schedule))(jnp.array(_COUNTS, jnp.int32))
+        found["learning_rate"] = rates.tolist()
+    if isinstance(found["scaling"], dict):  # a rule of the user's may be no dataclass
+        for start in ("initial", "scale"):
+            found["scaling"].pop(start, None)
     return found
 
 
@@ -92,7 +95,7 @@ def read(
                 f"{path} has format {header['format']}, this version of rjax reads "
                 f"{FORMAT}; capture the step and save it again."
             )
-        stamp = {key: header[key] for key in make_stamp(None)}
+        stamp = {key: header[key] for key in _STAMP}
         state, batch = (
             tuple(Leaf(x["name"], tuple(x["shape"]), x["dtype"]) for x in header[side])
             for side in ("state", "batch")

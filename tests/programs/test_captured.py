@@ -342,7 +342,7 @@ def test_it_tells_of_itself(captured, loaded, rig):
     assert "forward_backward" in page and "temporaries" in page
     assert captured.compile_seconds > 0 and loaded.compile_seconds > 0
     assert "stablehlo" in captured.hlo("lowered")
-    assert loaded.signature == captured.signature and loaded.stamp == captured.stamp
+    assert loaded.signature == captured.signature
     cost = captured.cost()
     assert cost["flops"] > 0 and cost["bytes accessed"] > 0
 

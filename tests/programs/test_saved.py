@@ -182,6 +182,27 @@ def test_two_schedules_of_one_function_are_told_apart():
     assert first["learning_rate"][0] == pytest.approx(0.1)
 
 
+class Mine:
+    """A rule for the loss scale that is no dataclass."""
+
+    def init(self):
+        return jnp.float32(8.0), ()
+
+    def next(self, scale, state, flag):
+        return scale, state
+
+
+def test_a_rule_of_the_users_own_is_kept_and_known_again(tmp_path):
+    rig = make_rig(BOTH, config(scaling=Mine()))
+    captured = rjax.capture(rig.eager, rig.state(), both(1.0))
+    path = captured.save(tmp_path / "step.rjax")
+    # Another object of the class, as in another process.
+    again = dataclasses.replace(
+        rig.plan, config=dataclasses.replace(rig.plan.config, scaling=Mine())
+    )
+    rjax.load_captured(path, again)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
