@@ -2,7 +2,7 @@
 
 from rjax.programs.cache import enable_compilation_cache as enable_compilation_cache
 from rjax.programs.captured import Captured as Captured
-from rjax.programs.captured import Traced as Traced
-from rjax.programs.captured import capture as capture
-from rjax.programs.captured import load_captured as load_captured
-from rjax.programs.captured import trace as trace
+from rjax.programs.tracing import Traced as Traced
+from rjax.programs.tracing import capture as capture
+from rjax.programs.tracing import load_captured as load_captured
+from rjax.programs.tracing import trace as trace
