@@ -140,6 +140,27 @@ def rounding(zero: Any) -> Callable[[Any, Any], Any]:
     return times
 
 
+@dataclasses.dataclass(frozen=True)
+class _Body:
+    """A kernel's body with its options: equal to those that do the same."""
+
+    run: Callable[..., None]
+    options: tuple[tuple[str, Any], ...]
+
+    @classmethod
+    def of(cls, body: Any) -> Any:
+        """Return the body as one of these if it is a `functools.partial`."""
+        if not isinstance(body, functools.partial):
+            return body
+        assert not body.args, "options of a kernel are given by name"
+        options = {name: cls.of(value) for name, value in body.keywords.items()}
+        return cls(body.func, tuple(options.items()))
+
+    def __call__(self, *references: Any) -> None:
+        """Do what the `functools.partial` does."""
+        self.run(*references, **dict(self.options))
+
+
 def launch(
     body: Callable[..., None], name: str, programs: int, out: Any, *operands: Any
 ) -> Any:
@@ -150,26 +171,48 @@ def launch(
         name: stable name of the kernel, in the program and in profiles.
         programs: size of the grid.
         out: `ShapeDtypeStruct`, or a list of them.
-        *operands: arrays in device memory, or references to them, moved in place.
+        *operands: arrays.
 
     Returns:
         An array, or a list of them, that vary over the operands' manual mesh axes.
     """
+    shapes = tuple(out) if isinstance(out, list) else out
+    run = _traced_once(_Body.of(body), name, programs, shapes, _MODE.get())
+    found = run(*operands)
+    axes = varying_axes(*operands)
+    return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), found)
+
+
+def _kernel(
+    body: Callable[..., None], name: str, programs: int, out: Any
+) -> Callable[..., Any]:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
     interpret = None
     if _MODE.get().target == "interpret":
         interpret = getattr(plgpu, "InterpretGPUParams")()  # noqa: B009  # jax >= 0.11
-    found: Any = plgpu.kernel(
+    return plgpu.kernel(
         body,
         out_type=out,
         grid=(programs,),
         grid_names=(_AXIS,),
         kernel_name=name,
         interpret=interpret,
-    )(*operands)
-    axes = varying_axes(*operands)
-    return jax.tree.map(lambda x: lax.pcast(x, axes, to="varying"), found)
+    )
+
+
+@functools.cache
+def _traced_once(
+    body: _Body, name: str, programs: int, out: Any, mode: Mode
+) -> Callable[..., Any]:
+    """Return a kernel as a function that a program holds once, however often it calls.
+
+    A network has a hundred norms of a dozen shapes: otherwise each would be traced,
+    lowered and compiled by itself.
+    """
+    del mode  # what is traced depends on it
+    shapes = list(out) if isinstance(out, tuple) else out
+    return jax.jit(_kernel(body, name, programs, shapes))
 
 
 def launch_in_place(
@@ -190,7 +233,7 @@ def launch_in_place(
     from jax.experimental import pallas as pl
 
     def run(references: Any) -> None:
-        launch(body, name, programs, [], *operands, *jax.tree.leaves(references))
+        _kernel(body, name, programs, [])(*operands, *jax.tree.leaves(references))
 
     # Not `jax.new_ref`: its effect does not pass through custom_jvp or custom_vmap.
     return pl.run_state(run)(moved)

@@ -251,5 +251,6 @@ def test_tuning_on_a_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--ops", "ema,digest_slots/16", "--sizes", "10,20"]
     assert main(["bench", "--tune", *words]) == 0, capsys.readouterr().err
     found = tuned.read(tune.default_path(DEVICE))
-    assert list(found.choices) == ["ema", "digest_slots/16"]
+    for op in ("ema", "digest_slots/16"):  # what is shipped stays
+        assert {2**10, 2**20} <= {choice.n for choice in found.choices[op]}
     assert tuned.here() == found

@@ -63,7 +63,7 @@ def gradient(
     """Return the pass of that name of `base`."""
     found = measured(tiles, op, x, window)
     _, index = base.winners(x, mean, factor, bias, relu, window)
-    held = [_phases(window, x.shape, k) for k in (0, 1)]
+    held = tuple(_phases(window, x.shape, k) for k in (0, 1))
     pads = [_pads(window, x.shape, k) for k in (0, 1)]
     rows = x.shape[1] // window.strides[0]
     kernel = functools.partial(
@@ -109,9 +109,10 @@ def _gradient(walk, vectors, x, index, dy, dx, *, held, rows, padded, low, colum
 
 def _phases(
     window: Window, shape: tuple[int, ...], k: int
-) -> list[list[tuple[int, int]]]:
+) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return `places` of every phase of an axis."""
-    return [places(window, shape, k, phase) for phase in range(window.strides[k])]
+    phases = range(window.strides[k])
+    return tuple(tuple(places(window, shape, k, phase)) for phase in phases)
 
 
 def _pads(window: Window, shape: tuple[int, ...], k: int) -> tuple[int, int, int]:

@@ -346,12 +346,15 @@ def launch(
     *arrays: jax.Array,
 ) -> Any:
     """Run `body(walk, vectors, *arrays, *outputs)` over the tiles of an image."""
-    groups = _groups(tiles, programs)
-
-    def kernel(table: Any, *refs: Any) -> None:
-        walk = Walk(tiles, groups)
-        body(walk, [walk.vector(table, k) for k in range(len(vectors))], *refs)
-
+    groups, count = _groups(tiles, programs), len(vectors)
+    kernel = functools.partial(
+        _walked, body=body, tiles=tiles, groups=groups, count=count
+    )
     table = jnp.stack(vectors)[:, None]
-    table = jnp.broadcast_to(table, (len(vectors), tiles.pixels, table.shape[-1]))
+    table = jnp.broadcast_to(table, (count, tiles.pixels, table.shape[-1]))
     return mosaic.launch(kernel, name, groups * tiles.strips, out, table, *arrays)
+
+
+def _walked(table, *refs, body, tiles, groups, count):
+    walk = Walk(tiles, groups)
+    body(walk, [walk.vector(table, k) for k in range(count)], *refs)

@@ -75,7 +75,8 @@ def slot_norms(
     # One slice a slot: a scatter would add in no fixed order on GPU.
     ends = np.searchsorted(chunks[2], range(len(table.rows) + 1))
     totals = [jnp.sum(sums[:, ends[i] : ends[i + 1]], axis=1) for i in slots]
-    w, w_down, u, u_down = jnp.stack(totals, axis=1)
+    # The barrier: or they may be added in another order in another program.
+    w, w_down, u, u_down = lax.optimization_barrier(jnp.stack(totals, axis=1))
     return _norm(w, w_down), _norm(u, u_down)
 
 
