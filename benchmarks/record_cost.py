@@ -1,14 +1,17 @@
 """What a record costs a training loop, and whether two processes give the same bits.
 
     PYTHONPATH=. python benchmarks/record_cost.py [--model mlp|resnet50|vgg16bn]
-        [--steps 100] [--samples 5] [--processes 1] [--scan] [--json FILE]
+        [--steps 100] [--samples 5] [--processes 1] [--overflow STEP]
+        [--scan [--epochs 10]] [--json FILE]
 
 The loop is a user's: a jitted step on a batch that lies on the device, with and without
 `rjax.repro.record` around it at its default of a digest every ten steps. Both take
 turns; a sample is the time of all steps, closing the record included. `mlp` is
 784-1024-512-256-10 at batch 200 (an epoch of MNIST has 300 steps), the others take
-224x224 images at batch 256. `--scan` puts all steps of a sample into one program, with
-the digests inside.
+224x224 images at batch 256. `--scan` puts `--steps` steps into one program, with the
+digests inside; a sample is `--epochs` calls of it, one after the other through one
+recording. `--overflow` puts an infinity into the images of one step, which has to be
+skipped.
 
 With more processes the same is done in each, one after another, in deterministic mode
 (`rjax.repro.deterministic`), and their records are compared.
@@ -58,11 +61,13 @@ def make(name, batch, image):
     return plan, jax.jit(step, donate_argnums=0), fresh, (images, labels)
 
 
-def loop(step, state, batch, steps, recording=None):
-    """Return seconds for all steps, one call each."""
+def loop(step, state, batch, steps, recording=None, overflow=0):
+    """Return seconds for all steps, one call each; that of `overflow` is skipped."""
+    images, labels = batch
+    bad = images.at[0].set(jnp.inf) if overflow else images
     started = time.perf_counter()
-    for _ in range(steps):
-        state, report = step(state, batch)
+    for i in range(1, steps + 1):
+        state, report = step(state, (bad if i == overflow else images, labels))
         if recording is not None:
             recording.add(state, report)
     if recording is not None:
@@ -71,8 +76,8 @@ def loop(step, state, batch, steps, recording=None):
     return time.perf_counter() - started
 
 
-def scans(plan, step, steps):
-    """Return a function like `loop` whose steps are one program."""
+def scans(plan, step, steps, epochs):
+    """Return a function like `loop` whose steps are one program, called many times."""
 
     @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
     def epoch(state, batch, recorded):
@@ -87,9 +92,11 @@ def scans(plan, step, steps):
     def run(step, state, batch, steps, recording=None):
         del step, steps
         started = time.perf_counter()
-        state, found = epoch(state, batch, recording is not None)
+        for _ in range(epochs):
+            state, found = epoch(state, batch, recording is not None)
+            if recording is not None:
+                recording.add_scanned(state, *found)
         if recording is not None:
-            recording.add_scanned(state, *found)
             recording.close()
         jax.block_until_ready(state)
         return time.perf_counter() - started
@@ -100,7 +107,8 @@ def scans(plan, step, steps):
 def measure(args, keep):
     """Return milliseconds a step, plain and recorded; the first record stays."""
     plan, step, fresh, batch = make(args.model, args.batch, args.image)
-    run = scans(plan, step, args.steps) if args.scan else loop
+    run = functools.partial(loop, overflow=args.overflow)
+    run = scans(plan, step, args.steps, args.epochs) if args.scan else run
     samples = {"plain": [], "recorded": []}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(args.samples + 1):  # the first round warms up
@@ -110,7 +118,7 @@ def measure(args, keep):
                     where = keep if i == 0 else f"{folder}/{i}"
                     recording = rjax.repro.record(where, plan, state)
                 seconds = run(step, state, batch, args.steps, recording)
-                values.append(1e3 * seconds / args.steps)
+                values.append(1e3 * seconds / (args.epochs * args.steps))
     return {name: values[1:] for name, values in samples.items()}
 
 
@@ -118,10 +126,11 @@ def told(args, samples):
     """Return what one process measured as a line."""
     plain, recorded = (statistics.median(samples[name]) for name in samples)
     device = jax.devices()[0].device_kind
+    scanned = f"{args.epochs} scans of " if args.scan else ""
     return (
-        f"{args.model} on {device}, jax {jax.__version__}, {args.steps} steps"
-        f"{' in one program' if args.scan else ''}: plain "
-        f"{plain:.3f} ms a step, recorded {recorded:.3f}, {recorded / plain - 1:+.1%}"
+        f"{args.model} on {device}, jax {jax.__version__}, {scanned}{args.steps} steps:"
+        f" plain {plain:.3f} ms a step, recorded {recorded:.3f}, "
+        f"{recorded / plain - 1:+.1%}"
     )
 
 
@@ -143,10 +152,17 @@ def parse():
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--samples", type=int, default=5)
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--overflow", type=int, default=0, help="step to be skipped")
     parser.add_argument("--scan", action="store_true", help="all steps in one program")
+    parser.add_argument("--epochs", type=int, help="calls of it; 10 if not given")
     parser.add_argument("--json", help="keep all samples here")
     parser.add_argument("--keep", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.scan and args.overflow:
+        parser.error("--overflow needs a step of its own: leave out --scan")
+    if args.epochs and not args.scan:
+        parser.error("--epochs are calls of a program of all steps: add --scan")
+    args.epochs = args.epochs or (10 if args.scan else 1)
     args.batch = args.batch or (200 if args.model == "mlp" else 256)
     return args
 
@@ -171,7 +187,9 @@ def main():
                 "model": args.model,
                 "batch": args.batch,
                 "steps": args.steps,
+                "overflow": args.overflow,
                 "scan": args.scan,
+                "epochs": args.epochs,
             }
             device = {"device": jax.devices()[0].device_kind, "jax": jax.__version__}
             text = json.dumps({**what, **device, "processes": found})

@@ -2,7 +2,8 @@
 
 Reports and digests stay on the device until many can be fetched at once, so the loop
 waits for nothing. What waits is written within about a second, or when the record is
-closed; a run that is killed loses no more than that.
+closed; a run that is killed loses no more than that. The steps of a scan wait for the
+next scan.
 """
 
 import operator
@@ -22,7 +23,7 @@ from rjax.report import Report
 from rjax.repro import format as on_disk
 from rjax.repro.errors import RecordError
 from rjax.repro.manifest import Manifest
-from rjax.repro.scanned import rows_of, steps_of
+from rjax.repro.scanned import Scan
 from rjax.repro.snapshots import save_snapshot
 from rjax.repro.tensors import digest, gradients, tensors
 from rjax.repro.waiting import FETCH, Waiting
@@ -119,7 +120,9 @@ class Recording:
         self.folder = folder
         self._plan, self._every, self._snapshot_every = plan, every, snapshot_every
         self._manifest = manifest
+        # One of both is empty: before either takes something the other is written.
         self._waiting = Waiting()
+        self._scan: Scan | None = None
         self._digests: list[tuple[int, jax.Array | np.ndarray]] = []
         self._step = self._first = int(state.step)
         self._layout: on_disk.Layout | None = None
@@ -136,7 +139,8 @@ class Recording:
     def add(self, state: RegionState, report: Report) -> None:
         """Take one step, without waiting for it.
 
-        Call it before the state is given away to the next step.
+        Call it before the state is given away to the next step. Where a scan waits to
+        be written, the call waits for that.
 
         Args:
             state: after the step.
@@ -152,21 +156,26 @@ class Recording:
     ) -> None:
         """Take the steps of a `lax.scan`; the record is that of a loop over `add`.
 
-        This waits for them. Only the state at the end can be kept: it is, if a turn of
-        `snapshot_every` came in these steps.
+        This does not wait for them: they are written by the next call of any method,
+        while the device is at the next scan. A run that is killed loses one scan at
+        most. Only the state at the end can be kept: it is, if a turn of
+        `snapshot_every` came in these steps, and this then waits and writes all.
 
         Args:
-            state: after the last step, not yet given away.
-            reports: of consecutive steps, stacked by the scan.
+            state: after the last step, not yet given away; it may be once this returns.
+            reports: of consecutive steps, stacked by the scan; never to be given away,
+                nor are `digests`.
             digests: uint32[steps, tensors, 2], stacked by the scan, of the state after
                 each step: :func:`rjax.repro.scanned_digest` with the `every` of this
                 recording (or :func:`rjax.repro.digest`). Not needed with `every=0`.
 
         Raises:
-            ValueError: if the steps are not those that come next, or `digests` are not
-                theirs; nothing is written then.
-            OSError: if there is no room; the record then ends before these steps, or
-                within them.
+            ValueError: at once, if shapes or dtypes are not those of such steps; from
+                the call that writes them, if they are not the steps that come next, or
+                `digests` are not theirs. Nothing of them is written then, and nothing
+                taken by that call: the record can go on with the right ones.
+            OSError: if there is no room; the record then ends before the steps that
+                waited, or within them.
 
         Example:
             ::
@@ -186,23 +195,18 @@ class Recording:
                         recording.add_scanned(state, reports, digests)
         """
         self.flush()
-        reports, digests, end = jax.device_get((reports, digests, state.step))
-        steps = steps_of(reports, end, self._step)
         if self._layout not in (None, self._described(reports)):
             raise ValueError(
                 "`reports` must hold the numbers of those recorded before them; give "
                 "every kind of step a record of its own."
             )
-        if self._every:
-            rows = rows_of(digests, steps, len(self._tensors), self._every)
-            self._digests += zip(*rows, strict=True)
+        tensors, every = len(self._tensors), self._every
+        scan = Scan(state, reports, digests, self._step, tensors, every)
         self._begin(reports)
-        self._step = steps.stop
-        for start in range(0, len(steps), FETCH):
-            part = slice(start, start + FETCH)
-            self.take(jax.tree.map(operator.itemgetter(part), reports))
+        self._scan, self._step = scan, scan.steps.stop
         kept = self._snapshot_every
-        if kept and steps.stop // kept > steps.start // kept:
+        if kept and scan.steps.stop // kept > scan.steps.start // kept:
+            self._write_scan()
             self._save(state)
 
     def observe(self, state: RegionState, report: Report) -> None:
@@ -214,6 +218,7 @@ class Recording:
             state: after the step, not yet given away.
             report: of the step; only its shapes and dtypes are looked at.
         """
+        self._write_scan()
         self._begin(report)
         self._step += 1
         if self._every and self._step % self._every == 0:
@@ -231,6 +236,7 @@ class Recording:
             OSError: if there is no room; the record then ends before these steps.
         """
         assert self._layout is not None, "observe comes first"
+        self._write_scan()
         values = [values for _, values in _numbers(reports)]
         words = np.stack([on_disk.words_of(value) for value in values], axis=1)
         steps = reports.step.tolist()
@@ -246,25 +252,35 @@ class Recording:
         del self._digests[:ready]
 
     def flush(self) -> None:
-        """Write all that waits; waits for the steps under way."""
+        """Write all that waits; waits for the steps under way.
+
+        Raises:
+            ValueError: if a scan that waits is not of the steps that come next, as
+                :meth:`add_scanned` says.
+            OSError: if there is no room.
+        """
+        self._write_scan()
         while left := len(self._waiting):
             self.take(self._waiting.fetch(min(left, FETCH)))
 
     def close(self, status: str = "finished") -> None:
-        """Write all that waits and close the files.
+        """Write all that waits and close the files, which are closed in any case.
 
         Args:
-            status: how the run ended, for the manifest that :func:`record` wrote.
+            status: how the run ended, for the manifest that :func:`record` wrote;
+                "failed" there if not all could be written.
+
+        Raises:
+            ValueError: as `flush`.
+            OSError: as `flush`.
         """
         try:
             self.flush()
-            if self._manifest is not None:
-                self._manifest.finish(status, {"steps": self._step})
+        except BaseException:
+            status = "failed"
+            raise
         finally:
-            files = self._digests_file, self._gradients_file, self._steps_file
-            for file in files:
-                if file is not None:
-                    file.close()
+            self._end(status)
 
     def __enter__(self) -> Self:
         return self
@@ -276,6 +292,32 @@ class Recording:
         trace: TracebackType | None,
     ) -> None:
         self.close("finished" if error is None else "failed")
+
+    def _end(self, status: str) -> None:
+        try:
+            if self._manifest is not None:
+                self._manifest.finish(status, {"steps": self._step})
+        finally:
+            files = self._digests_file, self._gradients_file, self._steps_file
+            for file in files:
+                if file is not None:
+                    file.close()
+
+    def _write_scan(self) -> None:
+        """Write the scan that waits, if one does, unless it is not what comes next."""
+        if self._scan is None:
+            return
+        steps = self._scan.steps
+        try:
+            reports, digests = self._scan.fetch()
+        except Exception:
+            self._scan, self._step = None, steps.start
+            raise
+        self._scan = None
+        self._digests += digests
+        for start in range(0, len(steps), FETCH):
+            part = slice(start, start + FETCH)
+            self.take(jax.tree.map(operator.itemgetter(part), reports))
 
     def _save(self, state: RegionState) -> None:
         path = on_disk.snapshot_path(self.folder, self._step)

@@ -53,74 +53,112 @@ def scanned_digest(
     return lax.cond(due, of_plan, lambda _: jnp.zeros_like(shape), state)
 
 
-def steps_of(reports: Report, end: Any, first: int) -> range:
-    """Return the numbers of the steps of stacked reports on the host.
+class Scan:
+    """The steps of a scan on their way to the host, where their values are looked at.
+
+    Nothing is waited for before :meth:`fetch`, and nothing of the state is read once
+    this is made: the state may then be given away.
 
     Args:
-        reports: stacked by a scan.
-        end: steps that the state after them has seen.
+        state: after the last step.
+        reports: stacked by the scan.
+        digests: as the scan stacked them, one entry a step.
         first: number of the step that comes next in the record.
-
-    Raises:
-        ValueError: if they are others than those from `first` to `end`.
-    """
-    found = reports.step
-    if found.ndim != 1:
-        raise ValueError(
-            "`reports` must be those of single steps stacked by one `lax.scan`, got "
-            f"`reports.step` of shape {list(found.shape)}; use `add` for one step."
-        )
-    steps = range(first, first + len(found))
-    if found.tolist() != list(steps):
-        raise ValueError(
-            "`reports` must be of the steps that come next in the record, expected "
-            f"{_span(steps)}, got {_span(found.tolist())}; record every scan once, in "
-            "order."
-        )
-    if np.ndim(end) or int(end) != steps.stop:
-        raise ValueError(
-            f"`state` must be the one after the last of {_span(steps)}, got one after "
-            f"{np.asarray(end).tolist()} steps."
-        )
-    return steps
-
-
-def rows_of(
-    digests: Any, steps: range, tensors: int, every: int
-) -> tuple[list[int], Sequence[np.ndarray]]:
-    """Return after how many steps there are digests of the state, and these.
-
-    Args:
-        digests: on the host, as the scan stacked them, one entry a step.
-        steps: their numbers.
         tensors: of the state.
-        every: steps from one digest to the next, at least 1.
+        every: steps from one digest to the next; 0 for none, and `digests` is not used.
+
+    Attributes:
+        steps: numbers that they have to have.
 
     Raises:
-        ValueError: if they are not those of these steps.
+        ValueError: if shapes or dtypes say that they are no such steps.
     """
-    remedy = f"return rjax.repro.scanned_digest(plan, state, {every}) from its body"
-    if digests is None:
-        raise ValueError(
-            f"`digests` must come out of the scan, as the record has every={every}, "
-            f"got None; {remedy}."
+
+    def __init__(
+        self,
+        state: RegionState,
+        reports: Report,
+        digests: Any,
+        first: int,
+        tensors: int,
+        every: int,
+    ) -> None:
+        shape = np.shape(reports.step)
+        if len(shape) != 1:
+            raise ValueError(
+                "`reports` must be those of single steps stacked by one `lax.scan`, "
+                f"got `reports.step` of shape {list(shape)}; use `add` for one step."
+            )
+        self.steps, self._every = range(first, first + shape[0]), every
+        if np.ndim(state.step):
+            raise self._another_state(state.step)
+        if every:
+            self._check_digests(digests, tensors)
+        end = jnp.copy(state.step)
+        self._under_way = reports, digests if every else None, end
+        # To a guard these are as much asked for as `jax.device_get`, which ends them.
+        with jax.transfer_guard_device_to_host("allow"):
+            for leaf in jax.tree.leaves(self._under_way):
+                if isinstance(leaf, jax.Array):
+                    leaf.copy_to_host_async()
+
+    def fetch(self) -> tuple[Report, list[tuple[int, np.ndarray]]]:
+        """Return, on the host, the reports and the digests there are of the state.
+
+        This waits for the steps. A digest comes with the number of steps before it.
+
+        Raises:
+            ValueError: if the values say that they are other steps than those that come
+                next, or have other digests.
+        """
+        reports, digests, end = jax.device_get(self._under_way)
+        found = reports.step.tolist()
+        if found != list(self.steps):
+            raise ValueError(
+                "`reports` must be of the steps that come next in the record, expected "
+                f"{_span(self.steps)}, got {_span(found)}; record every scan once, in "
+                "order."
+            )
+        if int(end) != self.steps.stop:
+            raise self._another_state(end)
+        return reports, self._rows(digests) if self._every else []
+
+    def _check_digests(self, digests: Any, tensors: int) -> None:
+        if digests is None:
+            raise ValueError(
+                "`digests` must come out of the scan, as the record has "
+                f"every={self._every}, got None; {self._remedy}."
+            )
+        wanted = (len(self.steps), tensors, 2)
+        if digests.shape != wanted or digests.dtype != np.uint32:
+            raise ValueError(
+                f"`digests` must be uint32{list(wanted)}, two words a tensor and step "
+                f"of the scan, got {digests.dtype}{list(digests.shape)}; "
+                f"{self._remedy}."
+            )
+
+    def _rows(self, digests: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        due = [step + 1 for step in self.steps if (step + 1) % self._every == 0]
+        rows = digests[[count - self.steps.start - 1 for count in due]]
+        # No state has it: a tensor's digest is zeros once in 2^64, or if it is empty.
+        empty = ~rows.any(axis=(1, 2))
+        if empty.any():
+            raise ValueError(
+                f"`digests` must hold one after every {self._every} steps, got none "
+                f"after {due[int(np.argmax(empty))]}; {self._remedy}."
+            )
+        return list(zip(due, rows, strict=True))
+
+    @property
+    def _remedy(self) -> str:
+        call = f"rjax.repro.scanned_digest(plan, state, {self._every})"
+        return f"return {call} from its body"
+
+    def _another_state(self, end: Any) -> ValueError:
+        return ValueError(
+            f"`state` must be the one after the last of {_span(self.steps)}, got one "
+            f"after {np.asarray(end).tolist()} steps."
         )
-    wanted = (len(steps), tensors, 2)
-    if digests.shape != wanted or digests.dtype != np.uint32:
-        raise ValueError(
-            f"`digests` must be uint32{list(wanted)}, two words a tensor and step of "
-            f"the scan, got {digests.dtype}{list(digests.shape)}; {remedy}."
-        )
-    due = [step + 1 for step in steps if (step + 1) % every == 0]
-    rows = digests[[count - steps.start - 1 for count in due]]
-    # No state has it: the digest of a tensor is zeros once in 2^64, or if it is empty.
-    empty = ~rows.any(axis=(1, 2))
-    if empty.any():
-        raise ValueError(
-            f"`digests` must hold one after every {every} steps, got none after "
-            f"{due[int(np.argmax(empty))]}; {remedy}."
-        )
-    return due, rows
 
 
 def _span(steps: Sequence[int]) -> str:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import json
+import shutil
 from pathlib import Path
 
 import jax
@@ -14,7 +16,8 @@ import rjax
 from rjax import repro
 from rjax.repro import format as on_disk
 from rjax.repro import recording as module
-from rjax.repro import scanned_digest
+from rjax.repro import scanned, scanned_digest
+from rjax.repro.snapshots import load_tensor
 
 FILES = (on_disk.LAYOUT, on_disk.STEPS, on_disk.DIGESTS, on_disk.GRADIENTS)
 EVERY = 5
@@ -96,7 +99,33 @@ def content(folder):
     return {name: (inner / name).read_bytes() for name in FILES}
 
 
-@pytest.mark.parametrize("ends", [(12,), (6, 12)])
+def written(folder):
+    """Return how many rows of steps, digests and gradients there are."""
+    inner = Path(folder) / on_disk.FOLDER
+    layout = on_disk.read_layout(inner)
+    rows = layout.step_row, layout.digest_row, layout.gradient_row
+    files = zip(FILES[1:], rows, strict=True)
+    return tuple(on_disk.Rows(inner / name, row).count for name, row in files)
+
+
+def manifest(folder):
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def snapshots(folder):
+    """Return after how many steps there are snapshots."""
+    found = (folder / on_disk.FOLDER / on_disk.SNAPSHOTS).glob("*.npz")
+    return sorted(int(path.stem) for path in found)
+
+
+@jax.jit
+def slowly(tree, x):
+    """Return the tree, much later than a scan of it is taken."""
+    x = jax.lax.fori_loop(0, 3000, lambda _, x: x @ x, x)
+    return tree, x.sum()
+
+
+@pytest.mark.parametrize("ends", [(12,), (6, 12), (4, 8, 12)])
 def test_it_is_the_record_of_a_loop(tmp_path, ends):
     one = loop(tmp_path / "a", 12, every=EVERY)
     other = scans(tmp_path / "b", ends, every=EVERY)
@@ -111,18 +140,98 @@ def test_it_is_the_record_of_a_loop(tmp_path, ends):
     assert said.verdict == "bit-identical" and said.compared == (12, 3)
 
 
-def test_scans_and_single_steps_take_turns(tmp_path):
-    plan, _, step, epoch = made()
+def test_a_scan_under_way_is_not_waited_for(tmp_path):
+    plan, _, _, epoch = made()
+    state, x = fresh(), jnp.eye(256)
+    with repro.record(tmp_path / "b", plan, state, every=EVERY) as recording:
+        state, (reports, digests) = epoch(state, stacked(0, 6))
+        recording.add_scanned(state, reports, digests)
+        late, _ = slowly(epoch(state, stacked(6, 12)), x)
+        state, (reports, digests) = late
+        recording.add_scanned(state, reports, digests)
+        under_way = not any(x.is_ready() for x in (state.step, reports.step, digests))
+        rows = written(tmp_path / "b")
+        recording.flush()
+        assert written(tmp_path / "b") == (12, 3, 3)
+    assert under_way and rows == (6, 2, 2)
+    loop(tmp_path / "a", 12, every=EVERY)
+    assert content(tmp_path / "b") == content(tmp_path / "a")
+
+
+def test_a_kill_leaves_all_but_the_scan_that_waits(tmp_path):
+    """Nothing is buffered: what it leaves is what lies there after a call."""
+    plan, _, _, epoch = made()
     state = fresh()
     with repro.record(tmp_path / "b", plan, state, every=EVERY) as recording:
-        for i in range(3):
+        for last, rows in (4, (0, 0, 0)), (8, (4, 1, 1)), (12, (8, 2, 2)):
+            state, (reports, digests) = epoch(state, stacked(last - 4, last))
+            recording.add_scanned(state, reports, digests)
+            assert written(tmp_path / "b") == rows
+        shutil.copytree(tmp_path / "b", tmp_path / "killed")
+    loop(tmp_path / "a", 12, every=EVERY)
+    said = repro.compare(tmp_path / "a", tmp_path / "killed")
+    assert said.verdict == "incomplete" and said.compared == (8, 2)
+    assert manifest(tmp_path / "killed")["status"] == "running"
+
+
+def test_an_interrupt_loses_no_scan_that_was_taken(tmp_path, monkeypatch):
+    real, left = jax.device_get, 1
+
+    def interrupted(tree):
+        nonlocal left
+        if left:
+            left -= 1
+            raise KeyboardInterrupt
+        return real(tree)
+
+    monkeypatch.setattr(scanned.jax, "device_get", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        scans(tmp_path, (4, 8), every=EVERY)
+    assert written(tmp_path) == (4, 1, 1)
+
+
+def test_the_state_may_be_given_away_at_once(tmp_path):
+    plan, _, _, epoch = made()
+    state = fresh()
+    recording = repro.record(tmp_path / "b", plan, state, every=EVERY)
+    state, (reports, digests) = epoch(state, stacked(0, 6))
+    recording.add_scanned(state, reports, digests)
+    for leaf in jax.tree.leaves(state):
+        leaf.delete()
+    recording.close()
+    loop(tmp_path / "a", 6, every=EVERY)
+    assert content(tmp_path / "b") == content(tmp_path / "a")
+
+
+@pytest.mark.parametrize("turns", [(1, 1, 1, 6, 1, 1, 1), (4, 1, 4, 3), (6, 1, 1, 4)])
+def test_scans_and_single_steps_take_turns(tmp_path, turns):
+    plan, _, step, epoch = made()
+    state, at = fresh(), 0
+    with repro.record(tmp_path / "b", plan, state, every=EVERY) as recording:
+        for steps in turns:
+            if steps == 1:
+                state, report = step(state, batch(at))
+                recording.add(state, report)
+            else:
+                state, found = epoch(state, stacked(at, at + steps))
+                recording.add_scanned(state, *found)
+            at += steps
+    loop(tmp_path / "a", 12, every=EVERY)
+    assert content(tmp_path / "b") == content(tmp_path / "a")
+
+
+def test_reports_that_a_loop_fetches_come_after_a_scan(tmp_path):
+    plan, _, step, epoch = made()
+    state, reports = fresh(), []
+    with repro.record(tmp_path / "b", plan, state, every=EVERY) as recording:
+        state, found = epoch(state, stacked(0, 6))
+        recording.add_scanned(state, *found)
+        for i in range(6, 12):
             state, report = step(state, batch(i))
-            recording.add(state, report)
-        state, (reports, digests) = epoch(state, stacked(3, 9))
-        recording.add_scanned(state, reports, digests)
-        for i in range(9, 12):
-            state, report = step(state, batch(i))
-            recording.add(state, report)
+            recording.observe(state, report)
+            assert written(tmp_path / "b") == (6, 2, 2)
+            reports.append(jax.device_get(report))
+        recording.take(jax.tree.map(lambda *leaves: np.stack(leaves), *reports))
     loop(tmp_path / "a", 12, every=EVERY)
     assert content(tmp_path / "b") == content(tmp_path / "a")
 
@@ -184,8 +293,26 @@ def test_a_scan_without_digests_trains_the_same(tmp_path):
 )
 def test_snapshots_are_those_of_the_ends(tmp_path, every, seen):
     scans(tmp_path, (6, 12), every=EVERY, snapshot_every=every)
-    found = (tmp_path / on_disk.FOLDER / on_disk.SNAPSHOTS).glob("*.npz")
-    assert sorted(int(path.stem) for path in found) == list(seen)
+    assert snapshots(tmp_path) == list(seen)
+
+
+def test_a_snapshot_is_taken_at_once_and_its_steps_are_there(tmp_path):
+    plan, _, _, epoch = made()
+    state = fresh()
+    folder = tmp_path / "b"
+    with repro.record(folder, plan, state, every=EVERY, snapshot_every=6) as recording:
+        state, (reports, digests) = epoch(state, stacked(0, 4))
+        recording.add_scanned(state, reports, digests)
+        assert snapshots(folder) == [0] and written(folder)[0] == 0
+        state, (reports, digests) = epoch(state, stacked(4, 8))
+        wrong = dataclasses.replace(reports, step=reports.step + 1)
+        with pytest.raises(ValueError, match="got steps 5 to 8"):
+            recording.add_scanned(state, wrong, digests)
+        assert snapshots(folder) == [0] and written(folder)[0] == 4
+        recording.add_scanned(state, reports, digests)
+        assert snapshots(folder) == [0, 8] and written(folder)[0] == 8
+        path = on_disk.snapshot_path(recording.folder, 8)
+        assert load_tensor(path, "step") == 8
 
 
 def test_what_is_written_at_any_moment_is_a_loops_record(tmp_path, monkeypatch):
@@ -206,6 +333,7 @@ def test_what_is_written_at_any_moment_is_a_loops_record(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="full"):
         scans(tmp_path / "a", (12,), every=EVERY)
     part = content(tmp_path / "a")
+    assert manifest(tmp_path / "a")["status"] == "failed"
     assert all(whole[name].startswith(part[name]) for name in FILES)
     layout = on_disk.read_layout(tmp_path / "a" / on_disk.FOLDER)
     # Steps, gradients and digests of three steps, then the same of three more.
@@ -214,37 +342,40 @@ def test_what_is_written_at_any_moment_is_a_loops_record(tmp_path, monkeypatch):
 
 
 class TestBadUse:
-    """Each is one sentence, before anything of the scan is written."""
+    """Each is one sentence, and the record goes on as if the scan had not been."""
 
-    def add(self, tmp_path, change, every=EVERY):
+    def refused(self, folder, words, change, late=False, every=EVERY):
+        """See the changed scan refused: at once, or when it is to be written."""
         plan, _, _, epoch = made()
         state = fresh()
-        recording = repro.record(tmp_path / "run", plan, state, every=every)
-        state, (reports, digests) = epoch(state, stacked(0, 6))
-        try:
-            recording.add_scanned(*change(state, reports, digests))
-        finally:
-            recording.close()
-            steps = tmp_path / "run" / on_disk.FOLDER / on_disk.STEPS
-            assert steps.read_bytes() == b""
+        with repro.record(folder / "b", plan, state, every=every) as recording:
+            state, (reports, digests) = epoch(state, stacked(0, 6))
+            given = change(state, reports, digests)
+            if late:
+                recording.add_scanned(*given)
+            with pytest.raises(ValueError, match=words):
+                recording.flush() if late else recording.add_scanned(*given)
+            assert (recording.folder / on_disk.STEPS).read_bytes() == b""
+            if every == EVERY:
+                recording.add_scanned(state, reports, digests)
+        if every == EVERY:
+            loop(folder / "a", 6, every=every)
+            assert content(folder / "b") == content(folder / "a")
 
     def test_no_digests(self, tmp_path):
         words = r"`digests` must come out of the scan, as .* every=5, got None; return"
-        with pytest.raises(ValueError, match=words):
-            self.add(tmp_path, lambda state, reports, digests: (state, reports))
+        self.refused(tmp_path, words, lambda state, reports, digests: (state, reports))
 
     @pytest.mark.parametrize(
         "change", [lambda x: x[:-1], lambda x: x[:, 1:], lambda x: x.astype(jnp.int32)]
     )
     def test_other_digests(self, tmp_path, change):
         words = r"`digests` must be uint32\[6, \d+, 2\], .*, got u?int32\[\d, \d+, 2\]"
-        with pytest.raises(ValueError, match=words):
-            self.add(tmp_path, lambda s, r, digests: (s, r, change(digests)))
+        self.refused(tmp_path, words, lambda s, r, digests: (s, r, change(digests)))
 
     def test_digests_every_other_number_of_steps(self, tmp_path):
         words = "must hold one after every 2 steps, got none after 2; return .*, 2. fr"
-        with pytest.raises(ValueError, match=words):
-            self.add(tmp_path, lambda *given: given, every=2)
+        self.refused(tmp_path, words, lambda *given: given, late=True, every=2)
 
     @pytest.mark.parametrize(
         ("given", "span"),
@@ -256,24 +387,28 @@ class TestBadUse:
 
         steps = jnp.array(given)
         words = f"come next in the record, expected steps 0 to 5, got {span}; rec"
-        with pytest.raises(ValueError, match=words):
-            self.add(tmp_path, later)
+        self.refused(tmp_path, words, later, late=True)
 
     def test_one_report(self, tmp_path):
         def first(state, reports, digests):
             return state, jax.tree.map(lambda x: x[0], reports), digests
 
         words = r"must be those of single steps stacked .* shape \[\]; use `add`"
-        with pytest.raises(ValueError, match=words):
-            self.add(tmp_path, first)
+        self.refused(tmp_path, words, first)
 
     def test_another_state(self, tmp_path):
         def before(state, reports, digests):
             return fresh(), reports, digests
 
         words = "`state` must be the one after the last of steps 0 to 5, got .* 0 steps"
-        with pytest.raises(ValueError, match=words):
-            self.add(tmp_path, before)
+        self.refused(tmp_path, words, before, late=True)
+
+    def test_stacked_states(self, tmp_path):
+        def all_of_them(state, reports, digests):
+            return state.replace(step=reports.step + 1), reports, digests
+
+        words = r"after the last of steps 0 to 5, got one after \[1, .*, 6\] steps"
+        self.refused(tmp_path, words, all_of_them)
 
     def test_other_numbers_than_before(self, tmp_path):
         plan, _, step, epoch = made()
@@ -285,6 +420,50 @@ class TestBadUse:
             reports = dataclasses.replace(reports, grad_digests=None)
             with pytest.raises(ValueError, match="hold the numbers of those recorded"):
                 recording.add_scanned(state, reports, digests)
+
+    @pytest.mark.parametrize(
+        "call", ["add", "observe", "take", "add_scanned", "flush", "close"]
+    )
+    def test_the_next_call_finds_wrong_numbers(self, tmp_path, call):
+        plan, _, _, epoch = made()
+        state = fresh()
+        recording = repro.record(tmp_path, plan, state, every=EVERY)
+        state, (reports, digests) = epoch(state, stacked(0, 6))
+        wrong = dataclasses.replace(reports, step=reports.step + 1)
+        recording.add_scanned(state, wrong, digests)
+        one = jax.tree.map(lambda x: x[0], reports)
+        given = {
+            "add": (state, one),
+            "observe": (state, one),
+            "take": (jax.device_get(reports),),
+            "add_scanned": (state, reports, digests),
+        }
+        with pytest.raises(ValueError, match="expected steps 0 to 5, got steps 1 to 6"):
+            getattr(recording, call)(*given.get(call, ()))
+        assert written(tmp_path) == (0, 0, 0)
+        if call != "close":
+            recording.add_scanned(state, reports, digests)
+            recording.close()
+            assert written(tmp_path) == (6, 2, 2)
+        assert recording._steps_file._file.closed
+        found = manifest(tmp_path)
+        wanted = ("failed", 0) if call == "close" else ("finished", 6)
+        assert (found["status"], found["results"]["steps"]) == wanted
+
+    def test_wrong_numbers_do_not_hide_why_a_run_failed(self, tmp_path):
+        plan, _, _, epoch = made()
+        state = fresh()
+        with (
+            pytest.raises(ValueError, match="got steps 1 to 6") as error,
+            repro.record(tmp_path, plan, state, every=EVERY) as recording,
+        ):
+            state, (reports, digests) = epoch(state, stacked(0, 6))
+            wrong = dataclasses.replace(reports, step=reports.step + 1)
+            recording.add_scanned(state, wrong, digests)
+            raise ZeroDivisionError
+        assert isinstance(error.value.__context__, ZeroDivisionError)
+        assert manifest(tmp_path)["status"] == "failed"
+        assert recording._digests_file._file.closed
 
     @pytest.mark.parametrize("every", [0, -1, True, 2.0])
     def test_no_number_of_steps(self, every):
