@@ -32,7 +32,7 @@ STEPS, TOP, TOP_EACH = 3, 15, 5
 # By the name of a kernel; the first that is found counts.
 _KERNELS = [
     ("norm+pool", r"rjax_bn_\w*pool"),
-    ("norm", r"rjax_bn"),
+    ("norm", r"rjax_(bn|masked)"),
     ("pool", r"rjax_max_pool"),
     ("conv", r"rjax_(conv|dense|matmul)"),
     ("update", r"rjax_"),

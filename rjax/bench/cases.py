@@ -18,6 +18,7 @@ from rjax import ops
 from rjax.ops.batch_norm.training import run_pass
 from rjax.ops.digest.base import mix
 from rjax.ops.max_pool import Window
+from rjax.ops.pointwise_batch_norm.training import mask
 from rjax.ops.slots import ROW, SlotTable
 from rjax.ops.update import AdamRule, Arenas, LarsRule, Rule, SgdRule
 
@@ -200,6 +201,23 @@ def _norm(channels: int, name: str, nbytes: float, ulps: int, ride: str = "") ->
     return Case(full, make, run, nbytes, ulps=ulps, least=least, blocks=blocks)
 
 
+def _masked(uses: int) -> Case:
+    """Return the case of the masked sum of that many float16 gradients."""
+
+    def make(n: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
+        read = [draw(n, 3 * seed + i).astype(jnp.float16) for i in range(uses + 1)]
+        y, *dys = (values.reshape(-1, 256) for values in read)
+        # About 1, for the same reason as above.
+        return y, tuple(dy + jnp.float16(1.0) for dy in dys)
+
+    def run(y, *dys, implementation):
+        return mask(dys, y, implementation)
+
+    nbytes, name = 2 * (uses + 2), f"pointwise_batch_norm/mask/{uses}"
+    blocks = (512, 1024)
+    return Case(name, make, run, nbytes, ulps=64, least=256, blocks=blocks)
+
+
 def _images(n: int, channels: int) -> tuple[int, int, int, int]:
     """Return the shape of n elements as images, up to 64 pixels wide."""
     pixels = n // channels
@@ -233,5 +251,6 @@ _ALL = (
     Case("digest_slots/16", _one(jnp.float16), _digest_slots, 2),
     *(_fused(family, average) for family in _RULES for average in (False, True)),
     *(_norm(channels, *row) for channels in _CHANNELS for row in _PASSES),
+    *map(_masked, (1, 2)),
 )
 CASES = {case.name: case for case in _ALL}

@@ -24,6 +24,7 @@ from rjax.ops.batch_norm import (
 )
 from rjax.ops.dense import dense
 from rjax.ops.max_pool import Window
+from rjax.ops.pointwise_batch_norm import pointwise_batch_norm
 
 
 def _he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -139,6 +140,25 @@ class Conv(nn.Module):
         return shifted.astype(kernel.dtype)
 
 
+class Kernel(nn.Module):
+    """Hold the kernel of a convolution that another layer computes.
+
+    Parameter `kernel`, named and drawn as that of a `Conv` in the same place.
+
+    Attributes:
+      shape: of the kernel.
+      kernel_init: as in `Dense`.
+    """
+
+    shape: tuple[int, ...]
+    kernel_init: Callable[..., jax.Array] = _he_normal
+
+    @nn.compact
+    def __call__(self) -> jax.Array:
+        """Return the kernel."""
+        return self.param("kernel", self.kernel_init, self.shape, jnp.float32)
+
+
 class BatchNorm(nn.Module):
     """Normalise each channel, by `rjax.ops.batch_norm`.
 
@@ -175,15 +195,25 @@ class BatchNorm(nn.Module):
         x: Float[Array, "*batch channels"],
         use_running_average: bool,
         residual: Float[Array, "*batch channels"] | None = None,
+        kernel: Float[Array, "inputs channels"] | None = None,
     ) -> Any:
         """Return x normalised by the running statistics, or by its own.
 
         Args:
           x: channel last.
           use_running_average: whether by the running ones.
-          residual: added before the ReLU, in shape and dtype of x.
+          residual: added before the ReLU, in shape and dtype of the output.
+          kernel: of a 1x1 convolution of x, whose result is what is normalised, and is
+            not stored in training: by `rjax.ops.pointwise_batch_norm`.
+
+        Raises:
+          ValueError: as the ops do, or if there are both a kernel and pooling.
         """
-        shape = x.shape[-1:]
+        if kernel is not None and self.pool is not None:
+            raise ValueError(
+                "`kernel` and `pool` cannot both be given; convolve first, by `Conv`."
+            )
+        shape = x.shape[-1:] if kernel is None else kernel.shape[1:]
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
         bias = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         mean = self.variable("batch_stats", "mean", jnp.zeros, shape, jnp.float32)
@@ -191,14 +221,17 @@ class BatchNorm(nn.Module):
         how: dict[str, Any] = {"eps": self.eps, "relu": self.relu, "pool": self.pool}
         how["residual"] = residual
         if use_running_average:
+            x = x if kernel is None else jnp.matmul(x, kernel)
             y = batch_norm_inference(x, scale, bias, mean.value, var.value, **how)
             return (y, y) if self.twice else y
         how["twice"] = self.twice
+        run: Any = functools.partial(batch_norm, x)
+        if kernel is not None:
+            del how["pool"]
+            run = functools.partial(pointwise_batch_norm, x, kernel)
         if self.is_initializing():  # no mesh axis is bound and no statistic moves
-            return batch_norm(x, scale, bias, **how)[0]
-        y, batch_mean, batch_var = batch_norm(
-            x, scale, bias, axis_name=self.axis_name, **how
-        )
+            return run(scale, bias, **how)[0]
+        y, batch_mean, batch_var = run(scale, bias, axis_name=self.axis_name, **how)
         n = values_per_channel(x, self.axis_name)
         mean.value, var.value = running_update(
             mean.value, var.value, batch_mean, batch_var, n, self.momentum

@@ -11,6 +11,7 @@ from rjax.ops.dense import dense
 from rjax.ops.digest import digest, digest_slots
 from rjax.ops.ema import ema
 from rjax.ops.max_pool import max_pool
+from rjax.ops.pointwise_batch_norm import pointwise_batch_norm
 from rjax.ops.softmax_cross_entropy import softmax_cross_entropy
 from rjax.ops.update import fused_update, unscale, update
 
@@ -25,6 +26,7 @@ __all__ = [
     "ema",
     "fused_update",
     "max_pool",
+    "pointwise_batch_norm",
     "softmax_cross_entropy",
     "unscale",
     "update",

@@ -1,3 +1,4 @@
+import functools
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +11,7 @@ from jax import lax
 from rjax.nn import BatchNorm, Conv, ConvBNReLU, Dense
 from rjax.nn.layers import _he_normal, kaiming_normal
 from rjax.ops.dense import float32_weight_gradients
+from rjax.ops.max_pool import Window
 
 KEY = jax.random.key(0)
 
@@ -190,6 +192,25 @@ def test_batch_norm_of_one_value_is_an_error_only_in_training():
     variables = layer.init(KEY, x, use_running_average=True)
     with pytest.raises(ValueError, match="at least 2 values per channel"):
         layer.apply(variables, x, use_running_average=False, mutable=["batch_stats"])
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_batch_norm_of_a_convolution_that_is_not_stored(average):
+    x, kernel = _x((4, 3, 2, 5)) + 1.0, _x((5, 7))
+    layer, residual = _untyped(BatchNorm(relu=True)), _x((4, 3, 2, 7))
+    variables = layer.init(KEY, x, False, residual, kernel)
+    assert jax.tree.leaves(jax.tree.map(jnp.shape, variables)) == [7] * 4
+    how = {"use_running_average": average, "residual": residual}
+    run = functools.partial(layer.apply, variables, mutable=["batch_stats"], **how)
+    got, wanted = run(x, kernel=kernel), run(jnp.matmul(x, kernel))
+    near = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+    jax.tree.map(near, got, wanted)
+
+
+def test_batch_norm_does_not_pool_what_it_convolves():
+    layer = _untyped(BatchNorm(pool=Window(2)))
+    with pytest.raises(ValueError, match="`kernel` and `pool` cannot both be given"):
+        layer.init(KEY, _x((4, 4, 2, 5)), False, None, _x((5, 7)))
 
 
 def test_batch_norm_over_devices():

@@ -76,16 +76,17 @@ def _resnet64(variables, x, train):
     return x.mean((1, 2)) @ params["head/kernel"] + params["head/bias"]
 
 
-def _logits(variables, x, train):
-    apply = functools.partial(SMALL.apply, train=train, mutable=["batch_stats"])
+def _logits(variables, x, train, model=SMALL):
+    apply = functools.partial(model.apply, train=train, mutable=["batch_stats"])
     return jax.jit(apply, compiler_options=QUICK)(variables, x)[0]
 
 
+@pytest.mark.parametrize("folded", [False, True], ids=["stored", "folded"])
 @pytest.mark.parametrize("train", [False, True], ids=["evaluation", "training"])
-def test_the_forward_pass_is_the_one_of_the_paper(train):
+def test_the_forward_pass_is_the_one_of_the_paper(train, folded):
     variables, (x, _) = _variables(), _batch()
     want = _resnet64(variables, x, train)
-    got = _logits(variables, x, train)
+    got = _logits(variables, x, train, SMALL.clone(folded=folded))
     # Eleven layers; a sum of 9 * 16 products is off by some sqrt(144) roundings.
     bound = 11 * 12 * float(jnp.finfo(jnp.float32).eps) * np.abs(want).max()
     np.testing.assert_allclose(got, want, 0, bound)
@@ -165,6 +166,43 @@ def test_a_pair_of_outputs_changes_no_number():
         np.testing.assert_array_equal(y, wanted)
     jax.tree.map(np.testing.assert_array_equal, stats, others)
     assert len(block.clone(twice=True).apply(variables, x)) == 2
+
+
+@pytest.mark.parametrize(("strides", "channels"), [(1, 8), (1, 4), (2, 8)])
+def test_folded_norms_change_no_parameter_and_no_gradient(strides, channels):
+    x = jax.random.normal(KEY, (2, 5, 5, channels))
+
+    def found(block):
+        variables = block.init(KEY, x)
+
+        def loss(params, x):
+            both = {**variables, "params": params}
+            y, stats = block.apply(both, x, train=True, mutable=["batch_stats"])
+            return jnp.sum(y * y), stats
+
+        run = jax.jit(jax.grad(loss, (0, 1), has_aux=True))
+        return variables, run(variables["params"], x)
+
+    block: Any = BottleneckBlock(2, strides)
+    (variables, wanted), (others, got) = map(found, (block, block.clone(folded=True)))
+    jax.tree.map(np.testing.assert_array_equal, variables, others)
+    same = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-4)
+    jax.tree.map(same, got, wanted)
+
+
+def test_folded_it_keeps_nothing_of_the_size_of_a_product():
+    x = jax.random.normal(KEY, (2, 5, 7, 8))
+
+    def kept(block):
+        variables = block.init(KEY, x)
+        run = functools.partial(
+            block.apply, variables, train=True, mutable=["batch_stats"]
+        )
+        saved = jax.tree.leaves(jax.vjp(lambda x: run(x)[0], x)[1])
+        return [a.shape for a in saved].count((2, 5, 7, 8))
+
+    block: Any = BottleneckBlock(2)
+    assert kept(block) - kept(block.clone(folded=True)) == 1
 
 
 def test_a_shortcut_is_projected_if_channels_or_strides_differ():

@@ -5,11 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from ops.range_kernels import needs_kernels
 
 from rjax.ops import mosaic
 from rjax.ops.batch_norm import batch_norm
 from rjax.ops.max_pool import Window
-from tests.ops.range_kernels import needs_kernels
 
 pytestmark = needs_kernels
 
@@ -27,7 +27,9 @@ def copy(x, y, *, extra):
 
 def launch(x, extra):
     body = functools.partial(copy, extra=extra)
-    return mosaic.launch(body, "rjax_copy", 1, jax.ShapeDtypeStruct((128,), "float32"), x)
+    return mosaic.launch(
+        body, "rjax_copy", 1, jax.ShapeDtypeStruct((128,), "float32"), x
+    )
 
 
 def test_a_program_holds_a_kernel_once():

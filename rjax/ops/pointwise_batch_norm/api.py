@@ -1,0 +1,132 @@
+"""Public face of the pointwise batch norm."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Float32
+
+from rjax.ops.batch_norm.training import values_per_channel
+from rjax.ops.manual_axes import align
+from rjax.ops.pointwise_batch_norm import training
+
+
+def pointwise_batch_norm(
+    x: Float[Array, "*batch inputs"],
+    kernel: Float[Array, "inputs outputs"],
+    scale: Float[Array, " outputs"],
+    bias: Float[Array, " outputs"],
+    *,
+    eps: float = 1e-5,
+    relu: bool = False,
+    residual: Float[Array, "*batch outputs"] | None = None,
+    twice: bool = False,
+    axis_name: str | tuple[str, ...] | None = None,
+) -> tuple[Any, Float32[Array, " outputs"], Float32[Array, " outputs"]]:
+    """Normalise a 1x1 convolution of x by the statistics of this batch.
+
+    Equals, in exact arithmetic, `batch_norm(x @ kernel, scale, bias, ...)`, but the
+    product `z = x @ kernel` is neither written nor kept, and neither is its gradient:
+    mean and variance of z follow from mean and covariance of x, the norm becomes a part
+    of the kernel, and the gradients are products of x and of the gradient of y with
+    small matrices. It pays where there are several times as many outputs as inputs and
+    memory sets the pace: of passes over an array of the size of y, seven of fifteen go
+    away after a residual and a ReLU.
+
+    The statistics are those of z before any rounding, where `batch_norm` has those of
+    the z that was stored. The folded kernel, and on a GPU the folded bias, are rounded
+    to the dtype of x; y is rounded once.
+
+    Args:
+      x: any floating dtype, channel last.
+      kernel: `[inputs, outputs]` in the dtype of x; its gradient has that dtype too.
+      scale: any floating dtype, `[outputs]`.
+      bias: any floating dtype, `[outputs]`.
+      eps: added to the variance.
+      relu: whether to clamp the result at zero.
+      residual: added before the ReLU, in shape and dtype of y. Its gradient is that of
+        the sum.
+      twice: return y as a pair of one array, for two uses of it, as in `batch_norm`.
+      axis_name: mesh (or `vmap`) axes whose devices share their statistics. The
+        gradients of `kernel`, `scale` and `bias` stay those of the local part.
+
+    Returns:
+      `(y, mean, var)`: y, or a pair of it, `[*batch, outputs]` in the dtype of x; mean
+      and biased variance of z, float32 `[outputs]`, not differentiable, for
+      `running_update`.
+
+    Raises:
+      ValueError: a dtype, a shape or `eps` is wrong, or channels have fewer than two
+        values.
+
+    Example:
+      >>> x = jnp.array([[1.0], [3.0]], jnp.float16)
+      >>> kernel = jnp.ones((1, 1), jnp.float16)
+      >>> y, mean, var = pointwise_batch_norm(x, kernel, jnp.ones(1), jnp.zeros(1))
+      >>> y.ravel(), mean, var
+      (Array([-1.,  1.], dtype=float16), Array([2.], dtype=float32),
+       Array([1.], dtype=float32))
+
+    Formula: that of `batch_norm`, with `mean(x @ k) = mean(x) @ k` and
+      `cov(x @ k) = k.T @ cov(x) @ k`.
+    """
+    x, kernel, scale, bias = (jnp.asarray(a) for a in (x, kernel, scale, bias))
+    _validate(x, kernel, {"scale": scale, "bias": bias}, residual, eps)
+    n = values_per_channel(x, axis_name)
+    if n < 2:
+        raise ValueError(
+            f"`x` must have at least 2 values per channel, got {n} in shape {x.shape}; "
+            "use a larger batch, or `batch_norm_inference`."
+        )
+    how = training.How(
+        eps=float(eps),
+        relu=bool(relu),
+        residual=residual is not None,
+        twice=bool(twice),
+        axis_name=axis_name,
+    )
+    if residual is None:
+        x, kernel, scale, bias = align(x, kernel, scale, bias)
+    else:
+        x, kernel, scale, bias, residual = align(x, kernel, scale, bias, residual)
+    return training.pointwise_batch_norm(how, x, kernel, scale, bias, residual)
+
+
+def _validate(
+    x: jax.Array,
+    kernel: jax.Array,
+    per_channel: dict[str, jax.Array],
+    residual: jax.Array | None,
+    eps: float,
+) -> None:
+    for name, array in ({"x": x, "kernel": kernel} | per_channel).items():
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ValueError(
+                f"`{name}` must be floating, got {array.dtype}; convert it with "
+                "`.astype(jnp.float32)`."
+            )
+    if x.ndim < 2:
+        raise ValueError(
+            f"`x` must have a batch and a channel axis, got shape {x.shape}; put the "
+            "channels last."
+        )
+    if kernel.ndim != 2 or kernel.shape[0] != x.shape[-1] or kernel.dtype != x.dtype:
+        raise ValueError(
+            f"`kernel` must be [inputs, outputs] for the {x.shape[-1]} channels of `x` "
+            f"and {x.dtype} like it, got {kernel.dtype} of shape {kernel.shape}; "
+            "reshape the [1, 1, inputs, outputs] of a convolution, and convert x."
+        )
+    for name, array in per_channel.items():
+        if array.shape != kernel.shape[1:]:
+            raise ValueError(
+                f"`{name}` must have one value per output of `kernel`, expected "
+                f"{kernel.shape[1:]}, got {array.shape}."
+            )
+    if not eps > 0.0:
+        raise ValueError(f"`eps` must be above 0, got {eps}; the usual value is 1e-5.")
+    shape = (*x.shape[:-1], kernel.shape[1])
+    if residual is not None and (residual.shape, residual.dtype) != (shape, x.dtype):
+        raise ValueError(
+            f"`residual` must be like the result, {x.dtype} of shape {shape}, got "
+            f"{residual.dtype} of shape {residual.shape}; project or convert it first."
+        )
