@@ -33,6 +33,7 @@ from rjax import moves, ops
 from rjax.gate import apply_fused, gated, is_fused
 from rjax.inflight import InFlight, stage
 from rjax.ops.bits import is_finite
+from rjax.ops.manual_axes import align
 from rjax.plan import Plan
 from rjax.regions import Role
 from rjax.report import Report
@@ -152,10 +153,7 @@ def check_and_scale(flow: InFlight) -> InFlight:
         on_inf=config.on_inf,
         implementation=flow.implementation,
     )
-    bad_stats = jnp.zeros((), jnp.bool_)
-    for leaf in jax.tree.leaves(flow.next_stats):
-        if jnp.issubdtype(leaf.dtype, jnp.floating):
-            bad_stats |= ~jnp.all(is_finite(leaf))
+    bad_stats = _any_not_finite(flow.next_stats)
     flag = found.flag | bad_stats | ~is_finite(flow.learning_rate)
     scale, scaling_state = config.scale_rule.next(
         flow.scale, flow.state.scaling_state, flag
@@ -170,6 +168,22 @@ def check_and_scale(flow: InFlight) -> InFlight:
         grad_norm=jnp.where(flag, jnp.float32(jnp.nan), found.norm),
         bad_slots=jnp.zeros((len(flow.plan.slots),), jnp.bool_),
     )  # fmt: skip
+
+
+def _any_not_finite(tree: Any) -> jax.Array:
+    """Return whether any floating leaf holds NaN or Inf.
+
+    Leaves of a dtype are joined: a network has a hundred small ones, and a kernel for
+    each takes longer than to move them.
+    """
+    joined: dict[Any, list[jax.Array]] = {}
+    for leaf in align(*jax.tree.leaves(tree)):
+        if jnp.issubdtype(leaf.dtype, jnp.floating):
+            joined.setdefault(leaf.dtype, []).append(leaf.ravel())
+    bad = jnp.zeros((), jnp.bool_)
+    for parts in joined.values():
+        bad |= ~jnp.all(is_finite(jnp.concatenate(parts)))
+    return bad
 
 
 @stage
