@@ -68,8 +68,7 @@ def reference(case: Case, relu: bool, unit: float, eps=1e-5) -> Expected:
     Bounds are those of one rounding, by at most `unit` of it, of every factor of every
     product, and of float32 sums of all terms.
     """
-    x, kernel, scale, bias, residual, dy = (None if a is None else f64(a) for a in case)
-    assert x is not None and kernel is not None and scale is not None
+    x, kernel, scale, bias = map(f64, case[:4])
     rows, dy = x.reshape(-1, len(kernel)), f64(case.ct).reshape(-1, len(scale))
     n = len(rows)
     unit += 2 * (8 + n**0.5) * FLOAT32
@@ -78,8 +77,8 @@ def reference(case: Case, relu: bool, unit: float, eps=1e-5) -> Expected:
     istd = 1 / np.sqrt(var + eps)
     xhat = (z - mean) * istd
     y = xhat * scale + bias
-    if residual is not None:
-        y = y + residual.reshape(y.shape)
+    if case.residual is not None:
+        y = y + f64(case.residual).reshape(y.shape)
     g = np.where(y > 0, dy, 0.0) if relu else dy
     dbias, dscale = g.sum(0), (g * xhat).sum(0)
     dz = scale * istd * (g - dbias / n - xhat * dscale / n)
