@@ -13,7 +13,10 @@ from rjax.losses import linen_loss, stateless_loss
 from rjax.plan import Plan, make_plan
 from rjax.programs import (
     Captured,
+    CapturedEpoch,
+    EpochReport,
     capture,
+    capture_epoch,
     enable_compilation_cache,
     load_captured,
 )
@@ -28,9 +31,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Captured",
+    "CapturedEpoch",
     "Clip",
     "Config",
     "Ema",
+    "EpochReport",
     "Leaf",
     "NonFiniteGradientsError",
     "Param",
@@ -44,6 +49,7 @@ __all__ = [
     "Slot",
     "adopt_ema",
     "capture",
+    "capture_epoch",
     "check",
     "data",
     "diagnose",

@@ -6,9 +6,11 @@ import rjax
 
 NAMES = [
     "Captured",
+    "CapturedEpoch",
     "Clip",
     "Config",
     "Ema",
+    "EpochReport",
     "Leaf",
     "NonFiniteGradientsError",
     "Param",
@@ -22,6 +24,7 @@ NAMES = [
     "Slot",
     "adopt_ema",
     "capture",
+    "capture_epoch",
     "check",
     "data",
     "diagnose",
