@@ -8,9 +8,10 @@ plan and state (`state`), tracing (`trace`), compiling or reading (`compile`), t
 step itself (`first`). *Reloaded*: the same with `rjax.load_captured` of a saved program
 in place of trace and compile.
 
-*Dispatch* is the time that the host spends in the call of a captured step while the
-device is busy or not: the median over calls that come in bursts of ten, after each of
-which it waits. Kernels and bytes by stage are read from the program.
+*Dispatch* is the time that the host spends in the call of a captured step on an idle
+device: the median over calls, after each of which it waits. (On a device that still has
+some steps before it the call takes as long as a step.) Kernels and bytes by stage are
+read from the program.
 
     PYTHONPATH=. python benchmarks/capture.py [--model resnet50] [--batch 256]
         [--repeats 3] [--peers flax] [--stages] [--json FILE]
@@ -27,7 +28,7 @@ import sys
 import tempfile
 import time
 
-BURST, BURSTS = 10, 10
+CALLS = 50
 PARTS = ("init", "state", "trace", "compile", "first")
 
 
@@ -106,11 +107,10 @@ def measure(task: Task) -> dict:
         run.save(saved)
     if task.kind == "cold":
         calls = []
-        for _ in range(BURSTS):
-            for _ in range(BURST):
-                start = time.perf_counter()
-                state, out = run(state, batch)
-                calls.append(time.perf_counter() - start)
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            state, out = run(state, batch)
+            calls.append(time.perf_counter() - start)
             jax.block_until_ready(state)
         found["dispatch_us"] = [1e6 * call for call in calls]
         if task.who == "rjax":
