@@ -1,5 +1,6 @@
 """Data sets, and batches as pure functions of seed and step."""
 
+from rjax.data import augment as augment
 from rjax.data.adapted import from_grain as from_grain
 from rjax.data.arrays import from_arrays as from_arrays
 from rjax.data.batches import batch_at as batch_at
