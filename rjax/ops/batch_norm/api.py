@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
 from rjax.ops.batch_norm import training
+from rjax.ops.batch_norm.checks import check_arrays, check_residual, check_values
 from rjax.ops.batch_norm.running import fold
 from rjax.ops.manual_axes import align
 from rjax.ops.max_pool.window import Window
@@ -87,11 +88,7 @@ def batch_norm(
     x, scale, bias = (jnp.asarray(a) for a in (x, scale, bias))
     _validate(x, eps, {"scale": scale, "bias": bias}, residual, pool)
     n = training.values_per_channel(x, axis_name)
-    if n < 2:
-        raise ValueError(
-            f"`x` must have at least 2 values per channel, got {n} in shape {x.shape}; "
-            "use a larger batch, or `batch_norm_inference`."
-        )
+    check_values(n, x)
     how = training.How(
         eps=float(eps),
         relu=bool(relu),
@@ -168,30 +165,14 @@ def _validate(
     residual: jax.Array | None,
     pool: Window | None,
 ) -> None:
-    for name, array in ({"x": x} | per_channel).items():
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(
-                f"`{name}` must be floating, got {array.dtype}; convert it with "
-                "`.astype(jnp.float32)`."
-            )
-    if x.ndim < 2:
-        raise ValueError(
-            f"`x` must have a batch and a channel axis, got shape {x.shape}; put the "
-            "channels last."
-        )
+    check_arrays(x, per_channel, eps)
     for name, array in per_channel.items():
         if array.shape != x.shape[-1:]:
             raise ValueError(
                 f"`{name}` must have one value per channel of `x`, expected "
                 f"{x.shape[-1:]}, got {array.shape}; channels are the last axis of `x`."
             )
-    if not eps > 0.0:
-        raise ValueError(f"`eps` must be above 0, got {eps}; the usual value is 1e-5.")
-    if residual is not None and (residual.shape, residual.dtype) != (x.shape, x.dtype):
-        raise ValueError(
-            f"`residual` must be like `x`, {x.dtype} of shape {x.shape}, got "
-            f"{residual.dtype} of shape {residual.shape}; project or convert it first."
-        )
+    check_residual(residual, "`x`", x.shape, x.dtype)
     if pool is None:
         return
     if residual is not None:

@@ -40,7 +40,7 @@ def apply(
     z = _scaled(x, mean, factor, bias)
     z = z if residual is None else z + residual.astype(jnp.float32)
     z = jnp.maximum(z, 0.0) if relu else z
-    return _stored(z, x.dtype)
+    return stored(z, x.dtype)
 
 
 def reduce(
@@ -77,7 +77,7 @@ def reduce(
         return *sums, None
     # Or XLA writes a mask for the three results, which is more than to read y.
     y = lax.optimization_barrier(y)
-    return *sums, _stored(_dz(x, dys, mean, factor, bias, y, relu), x.dtype)
+    return *sums, stored(_dz(x, dys, mean, factor, bias, y, relu), x.dtype)
 
 
 def gradient(
@@ -110,16 +110,16 @@ def gradient(
         _, index = winners(x, mean, factor, bias, relu, window)
         wide = dy.astype(jnp.float32) if window.overlaps else dy
         dz = spread(index, wide, window, x.shape).astype(jnp.float32)
-    factor, dz_mean, slope = (_like(x, v) for v in (factor, dz_mean, slope))
-    return _stored(factor * (dz - dz_mean - _centred(x, mean) * slope), x.dtype)
+    factor, dz_mean, slope = (like(x, v) for v in (factor, dz_mean, slope))
+    return stored(factor * (dz - dz_mean - _centred(x, mean) * slope), x.dtype)
 
 
 def masked(dy: jax.Array, y: jax.Array) -> jax.Array:
     """Return the gradient before the clamp whose result was y."""
-    return _stored(jnp.where(y > 0.0, dy, 0.0), dy.dtype)
+    return stored(jnp.where(y > 0.0, dy, 0.0), dy.dtype)
 
 
-def _stored(value: jax.Array, dtype: Any) -> jax.Array:
+def stored(value: jax.Array, dtype: Any) -> jax.Array:
     """Return what a pass writes.
 
     Behind a barrier, or XLA takes a rounding and the widening in a later pass for
@@ -168,20 +168,20 @@ def winners(
 
 def _signed(x: jax.Array, factor: jax.Array) -> jax.Array:
     """Return x, or -x where the factor is negative; its own inverse."""
-    return jnp.where(_like(x, factor) < 0.0, -x, x)
+    return jnp.where(like(x, factor) < 0.0, -x, x)
 
 
 def _scaled(
     x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array
 ) -> jax.Array:
-    return _centred(x, mean) * _like(x, factor) + _like(x, bias)
+    return _centred(x, mean) * like(x, factor) + like(x, bias)
 
 
 def _centred(x: jax.Array, mean: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32) - _like(x, mean)
+    return x.astype(jnp.float32) - like(x, mean)
 
 
-def _like(x: jax.Array, vector: jax.Array) -> jax.Array:
+def like(x: jax.Array, vector: jax.Array) -> jax.Array:
     """Return a `[channels]` vector with as many axes as x."""
     return vector.reshape((1,) * (x.ndim - 1) + (-1,))
 

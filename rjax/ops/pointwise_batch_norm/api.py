@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
+from rjax.ops.batch_norm.checks import check_arrays, check_residual, check_values
 from rjax.ops.batch_norm.training import values_per_channel
 from rjax.ops.manual_axes import align
 from rjax.ops.pointwise_batch_norm import training
@@ -73,11 +74,7 @@ def pointwise_batch_norm(
     x, kernel, scale, bias = (jnp.asarray(a) for a in (x, kernel, scale, bias))
     _validate(x, kernel, {"scale": scale, "bias": bias}, residual, eps)
     n = values_per_channel(x, axis_name)
-    if n < 2:
-        raise ValueError(
-            f"`x` must have at least 2 values per channel, got {n} in shape {x.shape}; "
-            "use a larger batch, or `batch_norm_inference`."
-        )
+    check_values(n, x)
     how = training.How(
         eps=float(eps),
         relu=bool(relu),
@@ -99,17 +96,7 @@ def _validate(
     residual: jax.Array | None,
     eps: float,
 ) -> None:
-    for name, array in ({"x": x, "kernel": kernel} | per_channel).items():
-        if not jnp.issubdtype(array.dtype, jnp.floating):
-            raise ValueError(
-                f"`{name}` must be floating, got {array.dtype}; convert it with "
-                "`.astype(jnp.float32)`."
-            )
-    if x.ndim < 2:
-        raise ValueError(
-            f"`x` must have a batch and a channel axis, got shape {x.shape}; put the "
-            "channels last."
-        )
+    check_arrays(x, {"kernel": kernel, **per_channel}, eps)
     if kernel.ndim != 2 or kernel.shape[0] != x.shape[-1] or kernel.dtype != x.dtype:
         raise ValueError(
             f"`kernel` must be [inputs, outputs] for the {x.shape[-1]} channels of `x` "
@@ -122,11 +109,5 @@ def _validate(
                 f"`{name}` must have one value per output of `kernel`, expected "
                 f"{kernel.shape[1:]}, got {array.shape}."
             )
-    if not eps > 0.0:
-        raise ValueError(f"`eps` must be above 0, got {eps}; the usual value is 1e-5.")
     shape = (*x.shape[:-1], kernel.shape[1])
-    if residual is not None and (residual.shape, residual.dtype) != (shape, x.dtype):
-        raise ValueError(
-            f"`residual` must be like the result, {x.dtype} of shape {shape}, got "
-            f"{residual.dtype} of shape {residual.shape}; project or convert it first."
-        )
+    check_residual(residual, "the result", shape, x.dtype)

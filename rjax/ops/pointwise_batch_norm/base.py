@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from rjax.ops.batch_norm.base import like, stored
 from rjax.ops.batch_norm.moments import column_sums
 
 _HIGHEST = lax.Precision.HIGHEST
@@ -88,10 +89,9 @@ def mask(dys: tuple[jax.Array, ...], y: jax.Array) -> tuple[jax.Array, jax.Array
         float32[channels], and an array like y.
     """
     total = column_sums(_rows(_dz(dys, y)))
-    y = lax.optimization_barrier(
-        y
-    )  # or XLA writes a mask, which is more than to read y
-    return total, lax.optimization_barrier(_dz(dys, y).astype(y.dtype))
+    # Or XLA writes a mask, which is more than to read y.
+    y = lax.optimization_barrier(y)
+    return total, stored(_dz(dys, y), y.dtype)
 
 
 def total(dz: jax.Array) -> jax.Array:
@@ -117,7 +117,7 @@ def back(
     unit = jnp.clip(unit, 2.0**-100, 2.0**100)
     steps = (slope / unit).astype(x.dtype)
     correction = _matmul(x, steps)
-    correction *= _like(x, jnp.broadcast_to(-unit, bias.shape))
+    correction *= like(x, jnp.broadcast_to(-unit, bias.shape))
     dx = lax.platform_dependent(
         dz, kernel.T, bias, correction, cuda=_stored_and_fused, default=_sum
     )
@@ -127,8 +127,7 @@ def back(
 def _stored_and_fused(
     x: jax.Array, kernel: jax.Array, bias: jax.Array, added: jax.Array
 ) -> jax.Array:
-    stored = lax.optimization_barrier(added.astype(x.dtype))
-    return _fused(x, kernel, bias, stored)
+    return _fused(x, kernel, bias, stored(added, x.dtype))
 
 
 def _fused(
@@ -148,7 +147,7 @@ def _fused(
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
     z = z.reshape(*x.shape[:-1], -1)
-    z += _like(z, bias.astype(x.dtype))
+    z += like(z, bias.astype(x.dtype))
     z = functools.reduce(jnp.add, added, z)
     return jnp.maximum(z, 0) if relu else z
 
@@ -161,7 +160,7 @@ def _sum(
     relu: bool = False,
 ) -> jax.Array:
     z = _matmul(x, kernel)
-    z += _like(z, bias)
+    z += like(z, bias)
     z = functools.reduce(jnp.add, [a.astype(jnp.float32) for a in added], z)
     return (jnp.maximum(z, 0.0) if relu else z).astype(x.dtype)
 
@@ -173,11 +172,6 @@ def _matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
 def _dz(dys: tuple[jax.Array, ...], y: jax.Array) -> jax.Array:
     dz = functools.reduce(jnp.add, [dy.astype(jnp.float32) for dy in dys])
     return jnp.where(y > 0.0, dz, 0.0)
-
-
-def _like(x: jax.Array, vector: jax.Array) -> jax.Array:
-    """Return a `[channels]` vector with as many axes as x."""
-    return vector.reshape((1,) * (x.ndim - 1) + (-1,))
 
 
 def _rows(x: jax.Array) -> jax.Array:

@@ -15,7 +15,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from rjax.ops.batch_norm.moments import merge_devices
-from rjax.ops.batch_norm.training import AxisName, run_pass, values_per_channel
+from rjax.ops.batch_norm.training import (
+    AxisName,
+    psum,
+    run_pass,
+    values_per_channel,
+)
 from rjax.ops.dispatch import resolve
 from rjax.ops.pointwise_batch_norm import base, mosaic_gpu
 
@@ -116,7 +121,7 @@ def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     products += off * dbias
     # dx needs the sums over every device, the parameters' own gradients stay local.
     n, local = float(values_per_channel(x, how.axis_name)), float(x.size // len(wide))
-    dz_mean, mean_product = (_psum(s, how.axis_name) / n for s in (dbias, products))
+    dz_mean, mean_product = (psum(s, how.axis_name) / n for s in (dbias, products))
     slope = mean_product * istd * istd
     with_z = base.product(spread, wide) + jnp.outer(centre, off)
     kept = jnp.outer(centre, dz_mean) + with_z * slope[None]
@@ -158,7 +163,3 @@ def _folded(kernel: jax.Array, scale: jax.Array, istd: jax.Array) -> jax.Array:
     factor = scale.astype(jnp.float32) * istd
     wide = kernel.astype(jnp.float32) * factor[None]
     return lax.optimization_barrier(wide.astype(kernel.dtype))
-
-
-def _psum(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    return x if axis_name is None else lax.psum(x, axis_name)
