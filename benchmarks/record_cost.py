@@ -8,10 +8,10 @@ The loop is a user's: a jitted step on a batch that lies on the device, with and
 `rjax.repro.record` around it at its default of a digest every ten steps. Both take
 turns; a sample is the time of all steps, closing the record included. `mlp` is
 784-1024-512-256-10 at batch 200 (an epoch of MNIST has 300 steps), the others take
-224x224 images at batch 256. `--scan` puts `--steps` steps into one program, with the
-digests inside; a sample is `--epochs` calls of it, one after the other through one
-recording. `--overflow` puts an infinity into the images of one step, which has to be
-skipped.
+224x224 images at batch 256. `--scan` puts `--steps` steps, shuffled, into one program
+(`rjax.capture_epoch`), with the digests inside; a sample is `--epochs` calls of it, one
+after the other through one recording. `--overflow` puts an infinity into the images of
+one step, which has to be skipped.
 
 With more processes the same is done in each, one after another, in deterministic mode
 (`rjax.repro.deterministic`), and their records are compared.
@@ -76,26 +76,22 @@ def loop(step, state, batch, steps, recording=None, overflow=0):
     return time.perf_counter() - started
 
 
-def scans(plan, step, steps, epochs):
+def whole_epochs(plan, step, state, batch, steps, epochs):
     """Return a function like `loop` whose steps are one program, called many times."""
-
-    @functools.partial(jax.jit, static_argnums=2, donate_argnums=0)
-    def epoch(state, batch, recorded):
-        def body(state, _):
-            state, report = step(state, batch)
-            if not recorded:
-                return state, report
-            return state, (report, rjax.repro.scanned_digest(plan, state, every=10))
-
-        return jax.lax.scan(body, state, length=steps)
+    images, labels = batch
+    data = jnp.tile(images, (steps, 1, 1, 1)), jnp.tile(labels, steps)
+    size = len(labels)
+    plain = rjax.capture_epoch(step, state, data, size, plan=plan)
+    recorded = rjax.capture_epoch(step, state, data, size, plan=plan, every=10)
 
     def run(step, state, batch, steps, recording=None):
-        del step, steps
+        del step, batch, steps
+        epoch = plain if recording is None else recorded
         started = time.perf_counter()
         for _ in range(epochs):
-            state, found = epoch(state, batch, recording is not None)
+            state, report = epoch(state)
             if recording is not None:
-                recording.add_scanned(state, *found)
+                recording.add_scanned(state, report.reports, report.digests)
         if recording is not None:
             recording.close()
         jax.block_until_ready(state)
@@ -108,7 +104,8 @@ def measure(args, keep):
     """Return milliseconds a step, plain and recorded; the first record stays."""
     plan, step, fresh, batch = make(args.model, args.batch, args.image)
     run = functools.partial(loop, overflow=args.overflow)
-    run = scans(plan, step, args.steps, args.epochs) if args.scan else run
+    if args.scan:
+        run = whole_epochs(plan, step, fresh(), batch, args.steps, args.epochs)
     samples = {"plain": [], "recorded": []}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(args.samples + 1):  # the first round warms up
