@@ -18,7 +18,7 @@ in fp32, and says PASS or FAIL.
 
     PYTHONPATH=. python benchmarks/train_throughput.py [--model resnet50]
         [--batch 256] [--peers torch,torch-compile,torch-compile-max,flax]
-        [--implementation xla,mosaic_gpu] [--profile] [--json FILE]
+        [--implementation xla,mosaic_gpu] [--folded] [--profile] [--json FILE]
     PYTHONPATH=. python benchmarks/train_throughput.py --model resnet50,vgg16bn --learn
 """
 

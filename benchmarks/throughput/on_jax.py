@@ -83,7 +83,8 @@ def make_model(settings: Settings) -> Any:
     makers = {
         "resnet50": "ResNet50", "vgg16bn": "VGG16BN", "resnet20": "ResNet"
     }  # fmt: skip
-    return getattr(rjax.nn, makers[settings.model])(num_classes=settings.classes)
+    how = {"folded": True} if settings.folded else {}
+    return getattr(rjax.nn, makers[settings.model])(settings.classes, **how)
 
 
 def init(model: Any, settings: Settings) -> tuple[Any, Any]:

@@ -32,9 +32,9 @@ STEPS, TOP, TOP_EACH = 3, 15, 5
 # By the name of a kernel; the first that is found counts.
 _KERNELS = [
     ("norm+pool", r"rjax_bn_\w*pool"),
-    ("norm", r"rjax_(bn|masked)"),
+    ("norm", r"rjax_(bn|masked|moments)"),
     ("pool", r"rjax_max_pool"),
-    ("conv", r"rjax_(conv|dense|matmul)"),
+    ("conv", r"rjax_(conv|dense|matmul|pointwise)"),
     ("update", r"rjax_"),
     (
         "conv",

@@ -31,6 +31,7 @@ class Settings:
         samples: samples that are timed.
         warmup: steps after the first one, before any sample.
         seed: of batch and weights.
+        folded: whether rjax's ResNet-50 folds 1x1 convolutions into their norms.
         learn: steps of the learning check, 0 to measure instead.
         profile: whether some steps are profiled after the samples.
     """
@@ -46,6 +47,7 @@ class Settings:
     samples: int = 5
     warmup: int = 5
     seed: int = 0
+    folded: bool = False
     learn: int = 0
     profile: bool = False
 
@@ -78,6 +80,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     add("--classes", type=int, default=default.classes)
     add("--learning-rate", type=float, default=default.learning_rate)
     add("--ema", action="store_true", help="keep an average of the weights")
+    add("--folded", action="store_true", help="rjax.nn.ResNet50(folded=True)")
     add("--profile", action="store_true", help="where the time of a step goes (jax)")
     add("--learn", type=int, nargs="?", const=200, default=0, metavar="STEPS",
         help="train rjax on a task that can be learned, beside fp32")  # fmt: skip
@@ -101,6 +104,8 @@ def settings_of(args: argparse.Namespace, model: str) -> Settings:
             raise ValueError(f"--{name} must not be negative, got {vars(args)[name]}")
     if args.learn and args.precision == "fp32":
         raise ValueError("--learn compares with fp32: use --precision fp16 or bf16")
+    if args.folded and model != "resnet50":
+        raise ValueError(f"--folded is for resnet50, got --model {model}: leave it out")
     rate = args.learning_rate
     if not (math.isfinite(rate) and rate > 0):
         raise ValueError(f"--learning-rate must be a finite number > 0, got {rate}")

@@ -18,13 +18,14 @@ from rjax import ops
 from rjax.ops.batch_norm.training import run_pass
 from rjax.ops.digest.base import mix
 from rjax.ops.max_pool import Window
-from rjax.ops.pointwise_batch_norm.training import mask
+from rjax.ops.pointwise_batch_norm.training import back, mask, moments, pull
 from rjax.ops.slots import ROW, SlotTable
 from rjax.ops.update import AdamRule, Arenas, LarsRule, Rule, SgdRule
 
 _DECAY = 0.999
 _SLOTS = 64
 _CHANNELS = (64, 256)
+_INNER = (64, 128, 256, 512)
 _RULES: dict[str, Rule] = {
     "sgd": SgdRule(),
     "momentum": SgdRule(momentum=0.9, nesterov=True, weight_decay=1e-4),
@@ -218,6 +219,49 @@ def _masked(uses: int) -> Case:
     return Case(name, make, run, nbytes, ulps=64, least=256, blocks=blocks)
 
 
+def _halves(seed: int, *shapes: tuple[int, int]) -> list[jax.Array]:
+    """Return float16 arrays of values about 1, of these shapes."""
+    drawn = (draw(a * b, 8 * seed + i) for i, (a, b) in enumerate(shapes))
+    return [
+        (values + 1.0).astype(jnp.float16).reshape(shape)
+        for values, shape in zip(drawn, shapes, strict=True)
+    ]
+
+
+def _products(name: str, channels: int) -> Case:
+    """Return the case of a product within ResNet's blocks of that many channels.
+
+    `pull` counts the elements of an array of four times as many channels, the others
+    those of the narrow one.
+    """
+    wide = 4 * channels
+    counted = wide if name == "pull" else channels
+    product: Any = {"moments": moments, "back": back, "pull": pull}[name]
+
+    def run(*arrays, implementation):
+        found = product(*arrays, implementation=implementation)
+        if name == "pull":
+            found = found[0] * (counted / found[1].size), found[1]
+        # Accumulated in float32, but of factors in half precision.
+        return jax.tree.map(lambda x: x.astype(jnp.float16), found)
+
+    def make(n: int, seed: int) -> tuple[Any, tuple[Any, ...]]:
+        narrow, broad = (n // counted, channels), (n // counted, wide)
+        if name == "moments":
+            return _halves(seed, narrow)[0], ()
+        if name == "pull":
+            dy, *read, y = _halves(seed, broad, narrow, (wide, channels), broad)
+            return dy, (*read, y - jnp.float16(1.0))
+        square = channels, channels
+        dz, *read = _halves(seed, broad, (channels, wide), narrow, square)
+        unit, bias = jnp.float32(2.0**-9), jnp.ones((channels,), jnp.float32)
+        return dz, (*read, unit, bias)
+
+    nbytes = {"moments": 2.0, "back": 12.0, "pull": 6.5}[name]
+    full, least = f"pointwise_batch_norm/{name}/{counted}", 64 * counted
+    return Case(full, make, run, nbytes, ulps=4, least=least, blocks=(64, 128))
+
+
 def _images(n: int, channels: int) -> tuple[int, int, int, int]:
     """Return the shape of n elements as images, up to 64 pixels wide."""
     pixels = n // channels
@@ -252,5 +296,6 @@ _ALL = (
     *(_fused(family, average) for family in _RULES for average in (False, True)),
     *(_norm(channels, *row) for channels in _CHANNELS for row in _PASSES),
     *map(_masked, (1, 2)),
+    *(_products(name, c) for name in ("moments", "back", "pull") for c in _INNER),
 )
 CASES = {case.name: case for case in _ALL}

@@ -25,9 +25,9 @@ class BenchOptions:
     Attributes:
         ops: What to measure, all if not given: copy, cast, ema, check_finite, digest,
             digest_slots, fused_update, batch_norm (its passes, of 64 and of 256
-            channels), pointwise_batch_norm (its masked sums), or one kind, such as
-            digest/16 or fused_update/adam+ema. The copy, x + 1, is the yardstick and
-            always measured.
+            channels), pointwise_batch_norm (its passes, as ResNet has them), or one
+            kind, such as digest/16 or fused_update/adam+ema. The copy, x + 1, is the
+            yardstick and always measured.
         sizes: Numbers of elements, as logarithms to base 2 from 7 to 28. If not given,
             every other one from 10 to 28, on a CPU to 22.
         tune: Measure the kernels at every block size, and write the table by which

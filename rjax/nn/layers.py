@@ -196,6 +196,7 @@ class BatchNorm(nn.Module):
         use_running_average: bool,
         residual: Float[Array, "*batch channels"] | None = None,
         kernel: Float[Array, "inputs channels"] | None = None,
+        after: Float[Array, "channels features"] | None = None,
     ) -> Any:
         """Return x normalised by the running statistics, or by its own.
 
@@ -205,6 +206,7 @@ class BatchNorm(nn.Module):
           residual: added before the ReLU, in shape and dtype of the output.
           kernel: of a 1x1 convolution of x, whose result is what is normalised, and is
             not stored in training: by `rjax.ops.pointwise_batch_norm`.
+          after: its argument of that name, in training, with `kernel`.
 
         Raises:
           ValueError: as the ops do, or if there are both a kernel and pooling.
@@ -212,6 +214,11 @@ class BatchNorm(nn.Module):
         if kernel is not None and self.pool is not None:
             raise ValueError(
                 "`kernel` and `pool` cannot both be given; convolve first, by `Conv`."
+            )
+        if after is not None and (kernel is None or use_running_average):
+            raise ValueError(
+                "`after` goes with `kernel` and the statistics of a batch; convolve "
+                "the result, by `Conv`."
             )
         shape = x.shape[-1:] if kernel is None else kernel.shape[1:]
         scale = self.param("scale", nn.initializers.ones, shape, jnp.float32)
@@ -228,6 +235,7 @@ class BatchNorm(nn.Module):
         run: Any = functools.partial(batch_norm, x)
         if kernel is not None:
             del how["pool"]
+            how["after"] = after
             run = functools.partial(pointwise_batch_norm, x, kernel)
         if self.is_initializing():  # no mesh axis is bound and no statistic moves
             return run(scale, bias, **how)[0]
@@ -268,9 +276,18 @@ class ConvBNReLU(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Float[Array, "batch height width inputs"], train: bool = False
+        self,
+        x: Float[Array, "batch height width inputs"],
+        train: bool = False,
+        convolved: bool = False,
     ) -> Float[Array, "batch rows columns features"]:
-        """Return the block's activations in the kernel's dtype."""
+        """Return the block's activations in the kernel's dtype.
+
+        Args:
+          x: images.
+          train: whether statistics are those of the batch.
+          convolved: whether x is the result of the convolution, not yet normalised.
+        """
         conv = Conv(
             self.features,
             self.kernel_size,
@@ -282,7 +299,7 @@ class ConvBNReLU(nn.Module):
         )
         axis = self.axis_name
         norm = BatchNorm(relu=True, pool=self.pool, axis_name=axis, name="bn")
-        return norm(conv(x), use_running_average=not train)
+        return norm(x if convolved else conv(x), use_running_average=not train)
 
 
 def _pair(value: int | tuple[int, int]) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from rjax.ops import tuned
 
 ROW = 128
 _AXIS = "program"
+Grid = int | tuple[tuple[str, int], ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,6 +76,20 @@ def _no_device() -> str | None:
     if not major.isdigit() or int(major) < 8:
         return f"{need}, this is {device.device_kind} ({found})"
     return None
+
+
+def why_no_hopper() -> str | None:
+    """Return the sentence that says why no kernel with products can run, or `None`."""
+    if (sentence := why_not()) or _MODE.get().target != "device":
+        return sentence
+    device = jax.devices()[0]
+    found = str(getattr(device, "compute_capability", None))
+    if found.startswith("9."):
+        return None
+    return (
+        "Mosaic GPU kernels with products need compute capability 9.x (Hopper), this "
+        f"is {device.device_kind} ({found})"
+    )
 
 
 def block_size(
@@ -162,14 +177,14 @@ class _Body:
 
 
 def launch(
-    body: Callable[..., None], name: str, programs: int, out: Any, *operands: Any
+    body: Callable[..., None], name: str, programs: Grid, out: Any, *operands: Any
 ) -> Any:
-    """Run a kernel over a one-dimensional grid.
+    """Run a kernel over a grid.
 
     Args:
         body: of input and output references.
         name: stable name of the kernel, in the program and in profiles.
-        programs: size of the grid.
+        programs: size of the grid, or names and sizes of its axes.
         out: `ShapeDtypeStruct`, or a list of them.
         *operands: arrays.
 
@@ -184,18 +199,19 @@ def launch(
 
 
 def _kernel(
-    body: Callable[..., None], name: str, programs: int, out: Any
+    body: Callable[..., None], name: str, programs: Grid, out: Any
 ) -> Callable[..., Any]:
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
+    axes = ((_AXIS, programs),) if isinstance(programs, int) else programs
     interpret = None
     if _MODE.get().target == "interpret":
         interpret = getattr(plgpu, "InterpretGPUParams")()  # noqa: B009  # jax >= 0.11
     return plgpu.kernel(
         body,
         out_type=out,
-        grid=(programs,),
-        grid_names=(_AXIS,),
+        grid=tuple(size for _, size in axes),
+        grid_names=tuple(axis for axis, _ in axes),
         kernel_name=name,
         interpret=interpret,
     )
@@ -203,7 +219,7 @@ def _kernel(
 
 @functools.cache
 def _traced_once(
-    body: _Body, name: str, programs: int, out: Any, mode: Mode
+    body: _Body, name: str, programs: Grid, out: Any, mode: Mode
 ) -> Callable[..., Any]:
     """Return a kernel as a function that a program holds once, however often it calls.
 

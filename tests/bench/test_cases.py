@@ -19,7 +19,7 @@ def name(case: Case) -> str:
 
 def shapes(case: Case, n: int = N, implementation: str = "xla") -> tuple[Any, Any, Any]:
     """Return the first argument, the others and the result, as shapes."""
-    first, others = jax.eval_shape(lambda: case.make(n, 0))
+    first, others = jax.eval_shape(lambda: case.make(max(n, case.least), 0))
     run = lambda first, others: case.run(  # noqa: E731
         first, *others, implementation=implementation
     )
@@ -38,7 +38,8 @@ def test_the_op_looks_itself_up_by_that_name(
 
     monkeypatch.setattr(dispatch, "choose", choose)
     shapes(case)
-    assert found == [(case.name, N)]
+    # What XLA does may hold a pass that looks itself up in turn.
+    assert found[0] == (case.name, max(N, case.least))
 
 
 @needs_kernels
@@ -55,20 +56,25 @@ def test_the_kernel_looks_its_block_up_by_that_name(
     monkeypatch.setattr(mosaic, "block_size", block_size)
     with mosaic.mode("interpret"):
         shapes(case, implementation="mosaic_gpu")
-    assert found == [(case.name, N)]
+    assert found == [(case.name, max(N, case.least))]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=name)
 def test_bytes_are_those_of_the_arrays_read_and_written(case: Case) -> None:
-    first, others, out = shapes(case)
-    read = [x for x in jax.tree.leaves((first, others)) if x.size > 1]
-    if "fused" in case.name:  # both copies in half precision are only written
-        read = [x for x in read if x.dtype.itemsize == 4]
-    written = [x for x in jax.tree.leaves(out) if x.size > 2 * 256]
-    expected = sum(x.size * x.dtype.itemsize for x in (*read, *written))
+    def moved(n: int) -> int:
+        first, others, out = shapes(case, n)
+        read = jax.tree.leaves((first, others))
+        if "fused" in case.name:  # both copies in half precision are only written
+            read = [x for x in read if x.dtype.itemsize == 4]
+        written = jax.tree.leaves(out)
+        return sum(x.size * x.dtype.itemsize for x in (*read, *written))
+
+    # Weights and results that do not grow with n are small where n is large.
+    n = max(N, case.least)
+    expected = moved(2 * n) - moved(n)
     if "lars" in case.name:
-        expected += 8 * N  # gradients and masters once more, for the norms
-    assert case.nbytes * N == pytest.approx(expected, rel=0.01)
+        expected += 8 * n  # gradients and masters once more, for the norms
+    assert case.nbytes * n == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=name)

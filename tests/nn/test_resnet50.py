@@ -8,7 +8,7 @@ import pytest
 from nn.networks import KEY, drawn, halved, products_of, shapes_of
 
 import rjax
-from rjax.nn import BottleneckBlock, ResNet50
+from rjax.nn import BottleneckBlock, ResNet50, layers
 from rjax.trees import flatten
 
 # A block with its input as the shortcut, one whose shortcut has other channels, and
@@ -203,6 +203,44 @@ def test_folded_it_keeps_nothing_of_the_size_of_a_product():
 
     block: Any = BottleneckBlock(2)
     assert kept(block) - kept(block.clone(folded=True)) == 1
+
+
+def test_folded_a_block_convolves_for_the_next(monkeypatch):
+    given, real = [], layers.pointwise_batch_norm
+
+    def spy(*args, after=None, **how):
+        given.append(None if after is None else after.shape)
+        return real(*args, after=after, **how)
+
+    monkeypatch.setattr(layers, "pointwise_batch_norm", spy)
+    model: Any = ResNet50(num_classes=5, blocks=(1, 2, 1), width=2, folded=True)
+    x = jnp.ones((2, 32, 32, 3))
+    variables = jax.eval_shape(model.init, KEY, x)
+    run = functools.partial(model.apply, train=True, mutable=["batch_stats"])
+    given.clear()
+    jax.eval_shape(run, variables, x)
+    # The projected shortcut of the first block, then the four blocks.
+    assert given == [None, (8, 4), (16, 4), (16, 8), None]
+    given.clear()
+    jax.eval_shape(model.apply, variables, x)
+    assert not given
+
+
+def test_folded_a_network_has_the_gradients_of_the_plain_one():
+    x = jax.random.normal(KEY, (3, 32, 32, 3))
+    model: Any = ResNet50(num_classes=5, blocks=(1, 1), width=2)
+    variables = model.init(KEY, x)
+
+    def found(model):
+        def loss(params):
+            both = {**variables, "params": params}
+            logits, stats = model.apply(both, x, train=True, mutable=["batch_stats"])
+            return jnp.sum(logits * logits), stats
+
+        return jax.jit(jax.grad(loss, has_aux=True))(variables["params"])
+
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-3, atol=1e-3)
+    jax.tree.map(same, found(model.clone(folded=True)), found(model))
 
 
 def test_a_shortcut_is_projected_if_channels_or_strides_differ():

@@ -1,7 +1,7 @@
 """A 1x1 convolution and its norm in one, against float64 and against the two."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +15,8 @@ from ops.range_kernels import HAS_KERNELS, implementations, lowers_for_cuda
 from ops.range_kernels import run as run  # a fixture
 
 from rjax.ops import batch_norm, pointwise_batch_norm
-from rjax.ops.pointwise_batch_norm import mosaic_gpu
-from rjax.ops.pointwise_batch_norm.training import mask
+from rjax.ops.pointwise_batch_norm import mosaic_gpu, mosaic_products
+from rjax.ops.pointwise_batch_norm.training import back, mask, moments, pull
 
 DTYPES = [jnp.float16, jnp.bfloat16, jnp.float32]
 SHAPES = [(2, 1, 1), (1025, 7, 2), (2, 3, 5, 3, 12)]
@@ -233,6 +233,33 @@ def test_a_pair_adds_the_gradients_of_its_uses():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.parametrize("shape", [(33, 5, 6, 4), (2, 3, 5, 3, 12, 2)])
+def test_a_convolution_after_it(shape):
+    *shape, features = shape
+    case = make(tuple(shape), jnp.float32, residual=True)
+    rng = np.random.default_rng(1)
+    after = jnp.asarray(rng.normal(size=(shape[-1], features)), jnp.float32)
+    ct = jnp.asarray(rng.normal(size=(*case.ct.shape[:-1], features)), jnp.float32)
+
+    def run(together, *arrays):
+        *args, residual, after = arrays
+        norm = functools.partial(pointwise_batch_norm, *args, relu=True)
+        if together:
+            return norm(residual=residual, after=after)[0]
+        y = norm(residual=residual)[0]
+        return y, jnp.matmul(y, after)
+
+    found, want = (
+        jax.vjp(functools.partial(run, together), *case[:-1], after)
+        for together in (True, False)
+    )
+    for a, b in zip(found[0], want[0], strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    gradients = [pullback((case.ct, ct)) for _, pullback in (found, want)]
+    for a, b in zip(*gradients, strict=True):
+        np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5 * float(jnp.abs(b).max()))
+
+
 def test_statistics_have_no_gradient():
     case = make((6, 2, 3), jnp.float32)
 
@@ -313,11 +340,16 @@ def test_neither_the_product_nor_its_gradient_is_kept():
         ({"bias": jnp.ones(4)}, "`bias` must have one value per output"),
         ({"residual": jnp.ones((4, 4))}, "`residual` must be like the result"),
         ({"eps": 0.0}, "`eps` must be above 0"),
+        ({"after": jnp.ones((4, 2))}, "`after` must be .outputs, features. for the 5"),
+        ({"after": jnp.ones((1, 1, 5, 2))}, "`after` must be .outputs, features. for"),
+        ({"after": jnp.ones((5, 2), jnp.float16)}, "float32 like it, got float16"),
+        ({"after": jnp.ones((5, 2)), "relu": False}, "`after` needs relu=True"),
+        ({"after": jnp.ones((5, 2)), "twice": True}, "with twice=True: it already"),
     ],
 )
 def test_wrong_arguments(change, message):
     case = make((4, 3, 5), jnp.float32)
-    arrays = {**case._asdict(), **change}
+    arrays: dict[str, Any] = {**case._asdict(), "relu": True, **change}
     del arrays["ct"]
     with pytest.raises(ValueError, match=message):
         pointwise_batch_norm(**arrays)
@@ -345,4 +377,97 @@ def test_masked_sums_lower_for_cuda(shape):
     image = shape, jnp.float16
     lowers_for_cuda(
         mosaic_gpu.NAME, lambda y, a, b: mosaic_gpu.mask((a, b), y), image, image, image
+    )
+
+
+def drawn(*shapes, dtype=jnp.float16, shift=1.0):
+    rng = np.random.default_rng(0)
+    return [jnp.asarray(rng.normal(shift, 1.0, s), dtype) for s in shapes]
+
+
+@implementations
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
+@pytest.mark.parametrize("shape", [(64, 64), (4, 8, 10, 128), (192, 256)])
+def test_moments(run, shape, dtype):
+    (x,) = drawn(shape, dtype=dtype)
+    mean, covariance = run(moments, x)
+    rows = f64(x).reshape(-1, shape[-1])
+    np.testing.assert_allclose(mean, rows.mean(0), rtol=1e-5, atol=1e-6)
+    # Two roundings of values that are five spreads from the shift at most.
+    bound = 2 * 5 * float(jnp.finfo(dtype).eps)
+    np.testing.assert_allclose(covariance, np.cov(rows.T, bias=True), atol=bound)
+
+
+@implementations
+def test_moments_of_values_far_from_zero(run):
+    (x,) = drawn((128, 64), shift=1000.0)
+    mean, covariance = run(moments, x)
+    np.testing.assert_allclose(mean, f64(x).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(covariance, np.cov(f64(x).T, bias=True), atol=1e-2)
+
+
+@implementations
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 256), (128, 64), (256, 128)])
+def test_back(run, inputs, outputs):
+    dz, kernel, x, steps = drawn(
+        (2, 4, 8, outputs), (inputs, outputs), (2, 4, 8, inputs), (inputs, inputs)
+    )
+    unit, (bias,) = jnp.float32(2.0**-9), drawn((inputs,), dtype=jnp.float32)
+    found = run(back, dz, kernel, x, steps, unit, bias)
+    want = f64(dz) @ f64(kernel).T - 2.0**-9 * (f64(x) @ f64(steps)) + f64(bias)
+    assert found.dtype == x.dtype
+    np.testing.assert_allclose(f64(found), want, rtol=2.0**-10, atol=2.0**-8)
+
+
+@implementations
+@pytest.mark.parametrize(("channels", "features"), [(256, 64), (64, 128), (128, 256)])
+def test_pull(run, channels, features):
+    dy, dafter, after = drawn((128, channels), (128, features), (channels, features))
+    (y,) = drawn((128, channels), shift=0.5)
+    y = jnp.maximum(y, 0)
+    total, dz = run(pull, dy, dafter, after, y)
+    want = np.where(f64(y) > 0, f64(dy) + f64(dafter) @ f64(after).T, 0.0)
+    np.testing.assert_allclose(f64(dz), want, rtol=2.0**-9, atol=2.0**-9)
+    np.testing.assert_allclose(total, want.sum(0), rtol=1e-3)
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="kernels need jax 0.11")
+@pytest.mark.parametrize(
+    ("x", "widths", "why"),
+    [
+        ((64, 64), (), None),
+        ((64, 64), (256, 512), None),
+        ((65, 64), (), "65 rows do not fill tiles of 64"),
+        ((64, 96), (), "96 channels do not fill tiles of 64"),
+        ((64, 192), (), "192 channels do not fill tiles of 64 or 128"),
+        ((64, 64), (32,), "32 channels do not fill"),
+        ((2**16, 64), (2**16,), "2^31 elements or more"),
+    ],
+)
+def test_what_products_serve(x, widths, why):
+    found = mosaic_products.why_not(jax.ShapeDtypeStruct(x, jnp.float16), *widths)
+    if why is None:
+        assert found is None or "Hopper" in found or "NVIDIA GPU" in found
+    else:
+        assert found is not None and why in found
+    wide = jax.ShapeDtypeStruct(x, jnp.float32)
+    assert "16 bits" in str(mosaic_products.why_not(wide, *widths))
+
+
+@pytest.mark.skipif(not HAS_KERNELS, reason="kernels need jax 0.11")
+def test_products_lower_for_cuda():
+    rows, inputs, outputs = 50176, 256, 1024
+    half = lambda *shape: (shape, jnp.float16)  # noqa: E731
+    x, y, kernel = half(rows, inputs), half(rows, outputs), half(inputs, outputs)
+    square, unit, bias = (
+        half(inputs, inputs),
+        ((), jnp.float32),
+        ((inputs,), jnp.float32),
+    )
+    lowers_for_cuda(mosaic_products.MOMENTS, mosaic_products.moments, x)
+    lowers_for_cuda(
+        mosaic_products.BACK, mosaic_products.back, y, kernel, x, square, unit, bias
+    )
+    lowers_for_cuda(
+        mosaic_products.PULL, mosaic_products.pull, y, x, half(outputs, inputs), y
     )

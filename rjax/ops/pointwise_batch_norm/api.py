@@ -22,6 +22,7 @@ def pointwise_batch_norm(
     relu: bool = False,
     residual: Float[Array, "*batch outputs"] | None = None,
     twice: bool = False,
+    after: Float[Array, "outputs features"] | None = None,
     axis_name: str | tuple[str, ...] | None = None,
 ) -> tuple[Any, Float32[Array, " outputs"], Float32[Array, " outputs"]]:
     """Normalise a 1x1 convolution of x by the statistics of this batch.
@@ -48,13 +49,15 @@ def pointwise_batch_norm(
       residual: added before the ReLU, in shape and dtype of y. Its gradient is that of
         the sum.
       twice: return y as a pair of one array, for two uses of it, as in `batch_norm`.
+      after: kernel of a 1x1 convolution of y that comes next: returns `(y, y @ after)`
+        in place of y, and y's two gradients meet in one pass. It needs `relu`.
       axis_name: mesh (or `vmap`) axes whose devices share their statistics. The
         gradients of `kernel`, `scale` and `bias` stay those of the local part.
 
     Returns:
-      `(y, mean, var)`: y, or a pair of it, `[*batch, outputs]` in the dtype of x; mean
-      and biased variance of z, float32 `[outputs]`, not differentiable, for
-      `running_update`.
+      `(y, mean, var)`: y, or a pair, `[*batch, outputs]` in the dtype of x; mean and
+        biased variance of z, float32 `[outputs]`, not differentiable, for
+        `running_update`.
 
     Raises:
       ValueError: a dtype, a shape or `eps` is wrong, or channels have fewer than two
@@ -73,6 +76,7 @@ def pointwise_batch_norm(
     """
     x, kernel, scale, bias = (jnp.asarray(a) for a in (x, kernel, scale, bias))
     _validate(x, kernel, {"scale": scale, "bias": bias}, residual, eps)
+    _validate_after(after, kernel, relu=relu, twice=twice)
     n = values_per_channel(x, axis_name)
     check_values(n, x)
     how = training.How(
@@ -80,13 +84,14 @@ def pointwise_batch_norm(
         relu=bool(relu),
         residual=residual is not None,
         twice=bool(twice),
+        after=after is not None,
         axis_name=axis_name,
     )
-    if residual is None:
-        x, kernel, scale, bias = align(x, kernel, scale, bias)
-    else:
-        x, kernel, scale, bias, residual = align(x, kernel, scale, bias, residual)
-    return training.pointwise_batch_norm(how, x, kernel, scale, bias, residual)
+    given = {"residual": residual, "after": after}
+    there = {name: jnp.asarray(a) for name, a in given.items() if a is not None}
+    x, kernel, scale, bias, *more = align(x, kernel, scale, bias, *there.values())
+    given |= dict(zip(there, more, strict=True))
+    return training.pointwise_batch_norm(how, x, kernel, scale, bias, *given.values())
 
 
 def _validate(
@@ -111,3 +116,22 @@ def _validate(
             )
     shape = (*x.shape[:-1], kernel.shape[1])
     check_residual(residual, "the result", shape, x.dtype)
+
+
+def _validate_after(
+    after: jax.Array | None, kernel: jax.Array, *, relu: bool, twice: bool
+) -> None:
+    if after is None:
+        return
+    outputs, dtype = kernel.shape[1], kernel.dtype
+    if jnp.ndim(after) != 2 or after.shape[0] != outputs or after.dtype != dtype:
+        raise ValueError(
+            f"`after` must be [outputs, features] for the {outputs} outputs of "
+            f"`kernel` and {dtype} like it, got {after.dtype} of shape {after.shape}; "
+            "reshape the [1, 1, outputs, features] of a convolution, and convert it."
+        )
+    if twice or not relu:
+        raise ValueError(
+            "`after` needs relu=True and cannot be given with twice=True: it already "
+            "makes a pair; change these, or convolve y by `Conv`."
+        )

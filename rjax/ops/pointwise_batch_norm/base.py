@@ -10,6 +10,7 @@ Elsewhere XLA would round at every step, and the sum is written in float32.
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jax import lax
 
 from rjax.ops.batch_norm.base import like, stored
 from rjax.ops.batch_norm.moments import column_sums
+from rjax.ops.batch_norm.training import run_pass
 
 _HIGHEST = lax.Precision.HIGHEST
 
@@ -26,20 +28,23 @@ def product(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.matmul(a, b, precision=_HIGHEST)
 
 
-def second_moments(x: jax.Array, mean: jax.Array) -> jax.Array:
-    """Return the covariance of the channels of x, float32[channels, channels].
+def moments(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return mean and covariance of the channels of x.
 
-    Its entries are of values that lie near zero, or a mean far above the spread would
+    The products are of values that lie near zero, or a mean far above the spread would
     cancel.
 
     Args:
         x: `[*batch, channels]`.
-        mean: float32[channels], of x.
+
+    Returns:
+        float32[channels] and float32[channels, channels].
     """
+    mean, _ = run_pass("statistics", x, implementation=None)
     near = mean.astype(x.dtype)
     left = mean - near.astype(jnp.float32)
     rows = _rows(x) - near[None]
-    return cross(rows, rows) / float(rows.shape[0]) - jnp.outer(left, left)
+    return mean, cross(rows, rows) / float(rows.shape[0]) - jnp.outer(left, left)
 
 
 def cross(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -100,28 +105,62 @@ def total(dz: jax.Array) -> jax.Array:
 
 
 def back(
-    dz: jax.Array, kernel: jax.Array, x: jax.Array, slope: jax.Array, bias: jax.Array
+    dz: jax.Array,
+    kernel: jax.Array,
+    x: jax.Array,
+    steps: jax.Array,
+    unit: jax.Array,
+    bias: jax.Array,
 ) -> jax.Array:
-    """Return `dz @ kernel.T - x @ slope + bias` in the dtype of x.
+    """Return `dz @ kernel.T - unit * (x @ steps) + bias` in the dtype of x.
 
     Args:
         dz: `[*batch, outputs]`.
         kernel: `[inputs, outputs]` in the dtype of x.
         x: `[*batch, inputs]`.
-        slope: float32[inputs, inputs], which may be too small for half precision.
+        steps: `[inputs, inputs]` in the dtype of x.
+        unit: float32[].
         bias: float32[inputs].
     """
-    # A power of two: exact, but for values 2^14 below the largest.
+    correction = _matmul(x, steps)
+    correction *= like(x, jnp.broadcast_to(-unit, bias.shape))
+    return lax.platform_dependent(
+        dz, kernel.T, bias, correction, cuda=_stored_and_fused, default=_sum
+    )
+
+
+def in_units(slope: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Return a matrix, which may be too small for half precision, as half and unit.
+
+    The unit is a power of two: exact, but for values 2^14 below the largest.
+    """
     largest = jnp.max(jnp.abs(slope))
     unit = jnp.exp2(jnp.floor(jnp.log2(jnp.where(largest > 0.0, largest, 1.0))))
     unit = jnp.clip(unit, 2.0**-100, 2.0**100)
-    steps = (slope / unit).astype(x.dtype)
-    correction = _matmul(x, steps)
-    correction *= like(x, jnp.broadcast_to(-unit, bias.shape))
-    dx = lax.platform_dependent(
-        dz, kernel.T, bias, correction, cuda=_stored_and_fused, default=_sum
+    return (slope / unit).astype(dtype), unit
+
+
+def convolve(y: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Return a 1x1 convolution, as `lax` has it, in the dtype of both."""
+    images = y.reshape((-1, 1, 1, y.shape[-1])) if y.ndim != 4 else y
+    z = lax.conv_general_dilated(
+        images,
+        kernel[None, None],
+        (1, 1),
+        "VALID",
+        dimension_numbers=("NHWC", "HWIO", "NHWC"),
     )
-    return lax.optimization_barrier(dx)
+    return z.reshape(*y.shape[:-1], -1)
+
+
+def unconvolve(dafter: jax.Array, after: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the gradient of :func:`convolve` with respect to y."""
+    return jax.vjp(lambda y: convolve(y, after), y)[1](dafter)[0]
+
+
+def kernel_gradient(dafter: jax.Array, after: jax.Array, y: jax.Array) -> jax.Array:
+    """Return the gradient of :func:`convolve` with respect to the kernel."""
+    return jax.vjp(lambda kernel: convolve(y, kernel), after)[1](dafter)[0]
 
 
 def _stored_and_fused(
@@ -138,15 +177,7 @@ def _fused(
     relu: bool = False,
 ) -> jax.Array:
     """Return what `_sum` does, in the form that XLA knows as one kernel of cuDNN."""
-    images = x.reshape((-1, 1, 1, x.shape[-1])) if x.ndim != 4 else x
-    z = lax.conv_general_dilated(
-        images,
-        kernel[None, None],
-        (1, 1),
-        "VALID",
-        dimension_numbers=("NHWC", "HWIO", "NHWC"),
-    )
-    z = z.reshape(*x.shape[:-1], -1)
+    z = convolve(x, kernel)
     z += like(z, bias.astype(x.dtype))
     z = functools.reduce(jnp.add, added, z)
     return jnp.maximum(z, 0) if relu else z

@@ -15,15 +15,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from rjax.ops.batch_norm.moments import merge_devices
-from rjax.ops.batch_norm.training import (
-    AxisName,
-    psum,
-    run_pass,
-    values_per_channel,
-)
+from rjax.ops.batch_norm.training import AxisName, psum, values_per_channel
 from rjax.ops.dispatch import resolve
-from rjax.ops.pointwise_batch_norm import base, mosaic_gpu
+from rjax.ops.pointwise_batch_norm import base, mosaic_gpu, mosaic_products
 
+_OP = "pointwise_batch_norm"
 _Outputs = tuple[Any, jax.Array, jax.Array]
 
 
@@ -35,6 +31,7 @@ class How(NamedTuple):
         relu: whether the result is clamped at zero.
         residual: whether an array is added before that.
         twice: whether the result is returned as a pair.
+        after: whether it is returned with a 1x1 convolution of it.
         axis_name: mesh axes whose devices share their statistics.
     """
 
@@ -42,6 +39,7 @@ class How(NamedTuple):
     relu: bool
     residual: bool
     twice: bool
+    after: bool
     axis_name: AxisName
 
 
@@ -62,6 +60,7 @@ class Saved(NamedTuple):
     mean: jax.Array
     istd: jax.Array
     y: jax.Array | None
+    after: jax.Array | None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -72,9 +71,10 @@ def pointwise_batch_norm(
     scale: jax.Array,
     bias: jax.Array,
     residual: jax.Array | None,
+    after: jax.Array | None,
 ) -> _Outputs:
-    """Return (y or a pair of it, mean, biased var); see the API page."""
-    return _forward(how, x, kernel, scale, bias, residual)[0]
+    """Return (y or a pair with it, mean, biased var); see the API page."""
+    return _forward(how, x, kernel, scale, bias, residual, after)[0]
 
 
 def _forward(
@@ -84,10 +84,10 @@ def _forward(
     scale: jax.Array,
     bias: jax.Array,
     residual: jax.Array | None,
+    after: jax.Array | None,
 ) -> tuple[_Outputs, Saved]:
     n, wide = values_per_channel(x, None), kernel.astype(jnp.float32)
-    centre, _ = run_pass("statistics", x, implementation=None)
-    spread = base.second_moments(x, centre)
+    centre, spread = moments(x)
     squares = float(n) * jnp.sum(wide * base.product(spread, wide), axis=0)
     local = base.product(centre, wide)
     mean, var = merge_devices(local, jnp.maximum(squares, 0.0), n, how.axis_name)
@@ -97,17 +97,27 @@ def _forward(
     # Of the rounded weights: the result then has the mean that it should have.
     moved = base.product(shared, folded.astype(jnp.float32))
     y = base.project(x, folded, bias.astype(jnp.float32) - moved, residual, how.relu)
-    ys = (y, y) if how.twice else y
     kept = y if how.relu else None
-    saved = Saved(x, kernel, scale, bias, centre, spread, shared, mean, istd, kept)
-    return (ys, mean, var), saved
+    saved = Saved(
+        x, kernel, scale, bias, centre, spread, shared, mean, istd, kept, after
+    )
+    if after is not None:
+        return ((y, base.convolve(y, after)), mean, var), saved
+    return ((y, y) if how.twice else y, mean, var), saved
 
 
 def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
-    x, kernel, scale, bias, centre, spread, shared, mean, istd, y = saved
+    x, kernel, scale, bias, centre, spread, shared, mean, istd, y, after = saved
     # The statistics are not differentiable outputs.
-    dys: tuple[jax.Array, ...] = tuple(cts[0]) if how.twice else (cts[0],)
-    if y is None:
+    pair = how.twice or how.after
+    dys: Any = tuple(cts[0]) if pair else (cts[0],)
+    dafter = None
+    if after is not None:
+        assert y is not None, "the API page asks for a ReLU"
+        dy, gradient = dys
+        dafter = base.kernel_gradient(gradient, after, y)
+        dbias, dz = pull(dy, gradient, after, y)
+    elif y is None:
         dz = lax.optimization_barrier(functools.reduce(jnp.add, dys))
         dbias = base.total(dz)
     else:
@@ -130,13 +140,15 @@ def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     narrow = folded.astype(jnp.float32)
     slopes = base.product(wide * slope[None], narrow.T)
     moved = base.product(shared, slopes) - base.product(narrow, dz_mean)
-    dx = base.back(dz, folded, x, slopes, moved)
+    steps, unit = base.in_units(slopes, x.dtype)
+    dx = back(dz, folded, x, steps, unit, moved)
     return (
         dx,
         dkernel.astype(kernel.dtype),
         (products * istd).astype(scale.dtype),
         dbias.astype(bias.dtype),
         dz if how.residual else None,
+        dafter,
     )
 
 
@@ -156,7 +168,71 @@ def mask(
         "mosaic_gpu": mosaic_gpu.why_not(y) or mosaic_gpu.mask,
     }
     size = mosaic_gpu.op_name(len(dys)), y.size
-    return resolve("pointwise_batch_norm", implementation, serve, size)(dys, y)
+    return resolve(_OP, implementation, serve, size)(dys, y)
+
+
+def moments(
+    x: jax.Array, implementation: str | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """Return `base.moments`, by what serves it."""
+    why = mosaic_products.why_not(x)
+    serve: dict[str, Any] = {
+        "xla": base.moments,
+        "mosaic_gpu": why or mosaic_products.moments,
+    }
+    size = mosaic_products.op_name("moments", x.shape[-1]), x.size
+    return resolve(_OP, implementation, serve, size)(x)
+
+
+def back(
+    dz: jax.Array,
+    kernel: jax.Array,
+    x: jax.Array,
+    steps: jax.Array,
+    unit: jax.Array,
+    bias: jax.Array,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Return `base.back`, by what serves it."""
+    why = mosaic_products.why_not(x, dz.shape[-1])
+    serve: dict[str, Any] = {
+        "xla": base.back,
+        "mosaic_gpu": why or mosaic_products.back,
+    }
+    size = mosaic_products.op_name("back", x.shape[-1]), x.size
+    run = resolve(_OP, implementation, serve, size)
+    return lax.optimization_barrier(run(dz, kernel, x, steps, unit, bias))
+
+
+def pull(
+    dy: jax.Array,
+    dafter: jax.Array,
+    after: jax.Array,
+    y: jax.Array,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Return :func:`mask` of two gradients, that of a 1x1 convolution of y being one.
+
+    Args:
+        dy: gradient of the other use, like y.
+        dafter: `[*batch, features]`, gradient of the convolution.
+        after: its kernel, `[channels, features]` in the dtype of y.
+        y: `[*batch, channels]`, what was clamped at 0.
+        implementation: as in :func:`mask`.
+    """
+    why = mosaic_products.why_not(y, dafter.shape[-1])
+    serve: dict[str, Any] = {
+        "xla": _pull,
+        "mosaic_gpu": why or mosaic_products.pull,
+    }
+    size = mosaic_products.op_name("pull", y.shape[-1]), y.size
+    return resolve(_OP, implementation, serve, size)(dy, dafter, after, y)
+
+
+def _pull(
+    dy: jax.Array, dafter: jax.Array, after: jax.Array, y: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    return mask((dy, base.unconvolve(dafter, after, y)), y)
 
 
 def _folded(kernel: jax.Array, scale: jax.Array, istd: jax.Array) -> jax.Array:
