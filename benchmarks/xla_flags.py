@@ -7,8 +7,9 @@
 A sample is a Python loop over captured steps on a batch that lies on the device, `mlp`
 at batch 200 with 300 steps in one `lax.scan`, the others at batch 256 of 224x224.
 A set is measured beside the default of the same round; told are its median milliseconds
-a step, how many times the default's that is, seconds to compile, the memory XLA plans,
-and whether the state ends with the bits it has in the set's first round.
+a step, how many times the default's that is, the median host time of a call on an idle
+device, seconds to compile, the memory XLA plans, and whether the state ends with the
+bits it has in the set's first round. `chosen` is what `rjax.set_xla_flags` sets.
 """
 
 import argparse
@@ -21,18 +22,24 @@ import subprocess
 import sys
 import time
 
-BUFFERS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION"
+from rjax.xla_flags import DEFAULTS
+
+CHOSEN = " ".join(f"{name}={value}" for name, value in DEFAULTS.items())
 SETS = {
     "default": "",
+    "chosen": CHOSEN,
+    "convolutions": "--xla_gpu_enable_command_buffer=+CONVOLUTION",
+    "chosen+loops": CHOSEN.replace("=+", "=+CONDITIONAL,+WHILE,+"),
+    "chosen+skip": f"{CHOSEN} --xla_gpu_command_buffer_update_mode=SKIP_TEMP",
+    "chosen+fusion": f"{CHOSEN} --xla_gpu_experimental_enable_conv_fusion=true",
+    "chosen+no-triton": f"{CHOSEN} --xla_gpu_enable_triton_gemm=false",
     "autotune0": "--xla_gpu_autotune_level=0",
     "deterministic": "--xla_gpu_deterministic_ops=true",
     "no-buffers": "--xla_gpu_enable_command_buffer=",
-    "all-buffers": f"--xla_gpu_enable_command_buffer={BUFFERS},CONDITIONAL,WHILE",
-    "small-buffers": "--xla_gpu_graph_min_graph_size=1",
     "latency": "--xla_gpu_enable_latency_hiding_scheduler=true",
     "no-triton": "--xla_gpu_enable_triton_gemm=false",
 }
-SCANNED = 300
+SCANNED, IDLE_CALLS = 300, 10
 
 
 def measure(model: str, batch: int, image: int, steps: int, samples: int) -> dict:
@@ -62,8 +69,15 @@ def measure(model: str, batch: int, image: int, steps: int, samples: int) -> dic
             state, _ = run(state, data)
         jax.block_until_ready(state)
         seconds.append((time.perf_counter() - start) / steps)
+    dispatch = []
+    for _ in range(IDLE_CALLS):
+        start = time.perf_counter()
+        state, _ = run(state, data)
+        dispatch.append(time.perf_counter() - start)
+        jax.block_until_ready(state)
     return {
         "seconds": seconds,
+        "dispatch": statistics.median(dispatch),
         "compile": run.compile_seconds,
         "peak": run.memory().peak,
         "bits": hashlib.sha256(np.asarray(state.master).tobytes()).hexdigest()[:12],
@@ -109,7 +123,9 @@ def main() -> None:
             f"no set {', '.join(sorted(unknown))}: choose of {', '.join(SETS)}"
         )
     records, bits = [], {}
-    print(f"{'':24}{'ms a step':>10}{'ratio':>8}{'compile s':>11}{'GB':>8}")
+    print(
+        f"{'':28}{'ms a step':>10}{'ratio':>8}{'call us':>9}{'compile s':>11}{'GB':>8}"
+    )
     for model in options.model.split(","):
         batch = options.batch or (200 if model == "mlp" else 256)
         arguments = [model, batch, options.image, options.steps, options.samples]
@@ -120,13 +136,14 @@ def main() -> None:
                 records.append({"model": model, "set": name, "batch": batch, **found})
                 label = f"{model} {name}"
                 if "failed" in found:
-                    print(f"{label:24}  {found['failed'][:100]}", flush=True)
+                    print(f"{label:28}  {found['failed'][:100]}", flush=True)
                     continue
                 middle = statistics.median(found["seconds"])
                 base = base or middle
                 first = bits.setdefault(label, found["bits"])
                 print(
-                    f"{label:24}{1e3 * middle:10.3f}{middle / base:8.3f}"
+                    f"{label:28}{1e3 * middle:10.3f}{middle / base:8.3f}"
+                    f"{1e6 * found['dispatch']:9.0f}"
                     f"{found['compile']:11.1f}{found['peak'] / 1e9:8.2f}"
                     f"{'' if first == found['bits'] else '  other bits'}",
                     flush=True,

@@ -26,6 +26,7 @@ from rjax.roles import Param
 from rjax.state import RegionState, Results, init_state
 from rjax.step import make_eval_step, make_train_step
 from rjax.weights import adopt_ema, get_batch_stats, get_params, replace_params
+from rjax.xla_flags import set_xla_flags
 
 __version__ = "0.1.0"
 
@@ -68,6 +69,7 @@ __all__ = [
     "replace_params",
     "repro",
     "scaling",
+    "set_xla_flags",
     "stages",
     "stateless_loss",
 ]

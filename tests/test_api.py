@@ -43,6 +43,7 @@ NAMES = [
     "replace_params",
     "repro",
     "scaling",
+    "set_xla_flags",
     "stages",
     "stateless_loss",
 ]

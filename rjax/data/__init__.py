@@ -18,3 +18,4 @@ from rjax.data.examples import split as split
 from rjax.data.folder import load_image_folder as load_image_folder
 from rjax.data.idx import load_fashion_mnist as load_fashion_mnist
 from rjax.data.idx import load_mnist as load_mnist
+from rjax.data.prefetch import prefetch as prefetch

@@ -1,8 +1,6 @@
 """What JAX and XLA need, before they start, to give the same bits every time."""
 
-import os
-
-import jax
+from rjax.xla_flags import require
 
 _FLAG = "--xla_gpu_deterministic_ops"
 
@@ -33,25 +31,4 @@ def deterministic() -> None:
 
             rjax.repro.deterministic()
     """
-    flags = os.environ.get("XLA_FLAGS", "").split()
-    mine = [flag for flag in flags if flag.split("=")[0] == _FLAG]
-    if mine:
-        if mine[-1] not in (_FLAG, f"{_FLAG}=true", f"{_FLAG}=1"):
-            raise RuntimeError(
-                f"XLA_FLAGS holds {mine[-1]}; remove it, or set {_FLAG}=true."
-            )
-        return
-    if not has_started():
-        os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_FLAG}=true"])
-    elif jax.default_backend() != "cpu":
-        raise RuntimeError(
-            "deterministic() comes too late: JAX has started and reads no more flags; "
-            f"call it before the first computation, or set XLA_FLAGS={_FLAG}=true."
-        )
-
-
-def has_started() -> bool:
-    """Return whether JAX has looked for devices, after which no flag is read."""
-    from jax._src import xla_bridge  # no public name says it
-
-    return xla_bridge.backends_are_initialized()
+    require("deterministic", _FLAG, ("", "true", "1"))

@@ -5,13 +5,13 @@ from helpers import fresh_process
 
 from rjax import repro
 from rjax.repro import deterministic
-from rjax.repro.determinism import has_started
+from rjax.xla_flags import has_started
 
 FLAG = "--xla_gpu_deterministic_ops"
 
 
 def test_it_sets_the_flag_and_keeps_the_others(monkeypatch):
-    monkeypatch.setattr("rjax.repro.determinism.has_started", lambda: False)
+    monkeypatch.setattr("rjax.xla_flags.has_started", lambda: False)
     monkeypatch.setenv("XLA_FLAGS", "--xla_a=1")
     import os
 
@@ -35,7 +35,7 @@ def test_the_contrary_is_refused(monkeypatch):
 
 def test_too_late_is_said_where_it_matters(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")
-    monkeypatch.setattr("rjax.repro.determinism.has_started", lambda: True)
+    monkeypatch.setattr("rjax.xla_flags.has_started", lambda: True)
     monkeypatch.setattr("jax.default_backend", lambda: "gpu")
     with pytest.raises(RuntimeError, match="comes too late: JAX has started"):
         deterministic()
@@ -45,7 +45,7 @@ def test_too_late_is_said_where_it_matters(monkeypatch):
 
 def test_importing_rjax_and_its_command_line_starts_nothing():
     script = (
-        "import rjax, rjax.cli, jax; from rjax.repro.determinism import has_started; "
+        "import rjax, rjax.cli, jax; from rjax.xla_flags import has_started; "
         "print(has_started()); jax.devices(); print(has_started())"
     )
     assert fresh_process(script).split() == ["False", "True"]
