@@ -22,6 +22,7 @@ from rjax.compare_command import CompareOptions, compare_runs
 from rjax.runs.complaints import one_line
 from rjax.runs.errors import UsageError
 from rjax.runs.options import PlanOptions, TrainOptions
+from rjax.runs.recipes import defaults, without_idle
 from rjax.runs.train import print_plan, train
 
 Options = PlanOptions | BenchOptions | CompareOptions
@@ -79,7 +80,7 @@ def _run(options: Options, argv: list[str]) -> int:
     if isinstance(options, CompareOptions):
         return compare_runs(options)
     if isinstance(options, TrainOptions):
-        return train(options, ["rjax", *argv])
+        return train(without_idle(options), ["rjax", *argv])
     return print_plan(options)
 
 
@@ -93,10 +94,10 @@ def _parse(argv: list[str]) -> Options | None:
     try:
         with contextlib.redirect_stderr(said):
             if argv[0] in _COMMANDS:
-                prog = f"rjax {argv[0]}"
-                return tyro.cli(
-                    _COMMANDS[argv[0]], prog=prog, args=argv[1:], config=_CONFIG
-                )
+                how: dict[str, Any] = {"prog": f"rjax {argv[0]}", "config": _CONFIG}
+                if argv[0] == "train":
+                    how["default"] = defaults(argv[1:])
+                return tyro.cli(_COMMANDS[argv[0]], args=argv[1:], **how)
             return tyro.extras.subcommand_cli_from_dict(
                 _COMMANDS,
                 prog="rjax",

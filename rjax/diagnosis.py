@@ -104,11 +104,13 @@ def _causes(plan: Plan, host: Any) -> list[str]:
         causes.append("the new batch statistics are not finite.")
     if not np.isfinite(host.learning_rate):
         causes.append(f"the learning rate is {float(host.learning_rate)}.")
-    if not np.isfinite(host.loss):
-        causes.append(f"the loss itself is {float(host.loss)}.")
+    # Of the report of an epoch, `loss` is a mean.
+    loss = getattr(host, "step_loss", host.loss)
+    if not np.isfinite(loss):
+        causes.append(f"the loss itself is {float(loss)}.")
     if not (np.isfinite(host.scale) and host.scale > 0):
         causes.append("the loss scale itself is not a finite number > 0.")
-    elif bad and np.isfinite(host.loss) and host.scale > 1:
+    elif bad and np.isfinite(loss) and host.scale > 1:
         causes.append("The loss is finite, so a lower scale may do.")
     return causes
 

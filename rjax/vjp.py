@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 
 from rjax.ops import cast
 from rjax.ops.dense import float32_weight_gradients
@@ -105,6 +106,23 @@ def _tappable(slot: Slot, value: jax.Array) -> bool:
     return value.ndim == 2 and value.dtype != jnp.float32
 
 
+def _watched(x: jax.Array, note: Any) -> jax.Array:
+    """Return x; `note` is called while tracing if a gradient arrives at it."""
+
+    @jax.custom_vjp
+    def same(x: jax.Array) -> jax.Array:
+        return x
+
+    def backward(_: None, ct: Any) -> tuple[Any]:
+        if isinstance(ct, SymbolicZero):
+            return (None,)
+        note()
+        return (ct,)
+
+    same.defvjp(lambda x: (x.value, None), backward, symbolic_zeros=True)
+    return same(x)
+
+
 def _micro_batch(
     plan: Plan,
     frozen: dict[str, jax.Array],
@@ -119,8 +137,12 @@ def _micro_batch(
     where = [i for i, x in enumerate(view) if _tappable(plan.slots[i], x)]
     taps = [jnp.zeros(view[i].shape, jnp.float32) for i in where]
     used: set[int] = set()
+    elsewhere: set[int] = set()
 
     def scaled_loss(view: list[jax.Array], taps: list[jax.Array]) -> Any:
+        view = list(view)
+        for i in where:
+            view[i] = _watched(view[i], functools.partial(elsewhere.add, i))
         kernels = [view[i] for i in where]
         with float32_weight_gradients(kernels, taps) as record:
             params = assemble(plan, view, frozen)
@@ -136,7 +158,9 @@ def _micro_batch(
     cotangents, wide = pullback(jnp.ones((), jnp.float32))
     for position in used:
         i = where[position]
-        cotangents[i] = cast(cotangents[i], jnp.float32) + wide[position]
+        # A kernel that `dense` alone uses has no other gradient: none is added to it.
+        rest = [cast(cotangents[i], jnp.float32)] if i in elsewhere else []
+        cotangents[i] = sum(rest, start=wide[position])
     # A half-precision loss is reported as rounded, whatever the scaled one kept.
     return Gradients(tuple(cotangents), cast(loss, jnp.float32), metrics, stats)
 

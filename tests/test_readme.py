@@ -35,7 +35,9 @@ def test_command_runs(number, capsys):
     if COMMANDS[number] == "rjax train":
         return _default_run()
     words = shlex.split(COMMANDS[number])[1:]
-    if "--data" in words and words[0] == "train":
+    if "--recipe" in words:  # a small set, and whole epochs
+        words += "--epochs 1 --warmup-epochs 0 --batch-size 4 --hidden 8".split()
+    elif "--data" in words and words[0] == "train":
         words += ["--limit-steps", "2", "--no-plan"]
     assert main(words) == 0, capsys.readouterr().err
 

@@ -20,8 +20,7 @@ class EpochReport(Report):
     All but the fields named here is that of one step: the last of the longest run of
     skips or, where no step was skipped, the last of the epoch. So `consecutive_skips`
     is the longest run, one that began before the epoch counted in full, and
-    :func:`rjax.check` takes this report like that of a step; what it then says of the
-    loss is of the mean.
+    :func:`rjax.check` takes this report like that of a step.
 
     Attributes:
         loss: f32[], mean of the losses of the steps that were applied: that of a
@@ -31,6 +30,7 @@ class EpochReport(Report):
         applied: bool[], whether every step moved the model.
         skips: i32[], how many did not.
         last_scale: f32[], loss scale of the last step; the next one is in the state.
+        step_loss: f32[], loss of the one step.
         reports: the reports of all steps of a call, stacked, if they were asked for,
             else `None`.
         digests: u32[steps, tensors, 2], of all steps of a call, zeros where none is
@@ -40,6 +40,7 @@ class EpochReport(Report):
     # Always there: what follows a default needs one too.
     skips: Any = None
     last_scale: Any = None
+    step_loss: Any = None
     reports: Report | None = None
     digests: jax.Array | None = None
 
@@ -78,6 +79,7 @@ def summarize(reports: Report) -> EpochReport:
         **{f.name: getattr(one, f.name) for f in dataclasses.fields(Report)} | means,
         skips=jnp.sum(~applied, dtype=jnp.int32),
         last_scale=reports.scale[last],
+        step_loss=one.loss,
     )
 
 

@@ -14,7 +14,8 @@ from rjax.plan import Plan
 from rjax.programs.cache import enable_compilation_cache
 from rjax.programs.captured_epoch import CapturedEpoch
 from rjax.programs.epoch_report import EpochReport, summarize
-from rjax.programs.sampling import Augment, Sampling
+from rjax.programs.packing import pack, unpack
+from rjax.programs.sampling import Augment, Sampling, nearest_divisor
 from rjax.programs.signature import leaves_of
 from rjax.programs.tracing import trace
 from rjax.report import Report
@@ -59,39 +60,68 @@ class _Epoch:
 
     def _one(self, state: RegionState, data: Any) -> tuple[RegionState, EpochReport]:
         sampling = self.sampling
+        of_one: list[Report] = []  # its shapes, once the step has been traced
 
-        def body(state: RegionState, rows: jax.Array) -> Any:
-            return self.step(state, sampling.take(data, rows, state.key, state.step))
+        def step(state: RegionState, batch: Any) -> Any:
+            state, report = self.step(state, batch)
+            of_one.append(jax.tree.map(_shape, report))
+            return state, pack(report)
 
-        rows = sampling.rows(state.key, state.step)
-        if self.every:
-            state, reports, digests = self._in_blocks(body, state, rows)
-        else:
-            (state, reports), digests = lax.scan(body, state, rows), None
-        report = summarize(reports)
-        kept = reports if self.reports else None
-        return state, dataclasses.replace(report, reports=kept, digests=digests)
-
-    def _in_blocks(self, body: Any, state: RegionState, rows: jax.Array) -> Any:
-        """Scan blocks of steps, each with a digest at its end.
-
-        No step has to ask whether a digest is due: on a GPU a `lax.cond` in the body of
-        a scan makes the device wait for the host.
-        """
-        plan, every = self.plan, self.every
-        assert plan is not None, "capture_epoch asks for it"
+        def taken(state: RegionState, rows: jax.Array) -> Any:
+            return step(state, sampling.take(data, rows, state.key, state.step))
 
         def block(state: RegionState, rows: jax.Array) -> Any:
-            state, reports = lax.scan(body, state, rows)
+            batches = sampling.block(data, rows, state.key, state.step)
+            return self._steps(step, state, batches)
+
+        rows = sampling.rows(state.key, state.step)
+        if sampling.ahead == 1:
+            state, (packed, last) = self._steps(taken, state, rows)
+        else:
+            state, found = lax.scan(block, state, _split(rows, sampling.ahead))
+            packed, last = jax.tree.map(_joined, found)
+        reports = unpack(packed, of_one[0])
+        kept = reports if self.reports else None
+        digests = None if last is None else self._spread(last)
+        report = summarize(reports)
+        return state, dataclasses.replace(report, reports=kept, digests=digests)
+
+    def _steps(self, step: Any, state: RegionState, inputs: Any) -> Any:
+        """Scan steps; return the state, their packed reports, and digests or `None`.
+
+        With digests, in blocks that have one at their end. No step has to ask whether
+        one is due: on a GPU a `lax.cond` in the body of a scan makes the device wait
+        for the host.
+        """
+        plan, every = self.plan, self.every
+        if not every:
+            state, packed = lax.scan(step, state, inputs)
+            return state, (packed, None)
+        assert plan is not None, "capture_epoch asks for it"
+
+        def block(state: RegionState, inputs: Any) -> Any:
+            state, packed = lax.scan(step, state, inputs)
             # As in `scanned_digest`: of the state that goes on, not of one computed
             # once more.
-            return state, (reports, digest(plan, lax.optimization_barrier(state)))
+            return state, (packed, digest(plan, lax.optimization_barrier(state)))
 
-        blocks = rows.reshape(-1, every, rows.shape[1])
-        state, (reports, last) = lax.scan(block, state, blocks)
-        digests = jnp.zeros((len(blocks), every, *last.shape[1:]), last.dtype)
-        digests = digests.at[:, -1].set(last)
-        return state, jax.tree.map(_joined, reports), _joined(digests)
+        blocks = jax.tree.map(lambda x: _split(x, every), inputs)
+        state, (packed, last) = lax.scan(block, state, blocks)
+        return state, (jax.tree.map(_joined, packed), last)
+
+    def _spread(self, last: jax.Array) -> jax.Array:
+        """Return digests with a row for every step, zeros where none is due."""
+        shape = (last.shape[0], self.every, *last.shape[1:])
+        return _joined(jnp.zeros(shape, last.dtype).at[:, -1].set(last))
+
+
+def _shape(x: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def _split(x: jax.Array, length: int) -> jax.Array:
+    """Return an array with its first axis in parts of a length."""
+    return x.reshape(x.shape[0] // length, length, *x.shape[1:])
 
 
 def _joined(x: jax.Array) -> jax.Array:
@@ -108,6 +138,7 @@ def capture_epoch(
     epochs: int | None = None,
     shuffle: bool = True,
     augment: Augment | None = None,
+    ahead: int = 1,
     reports: bool = False,
     every: int = 0,
     plan: Plan | None = None,
@@ -146,6 +177,9 @@ def capture_epoch(
             `rjax.data.augment`; the images are the first entry where `data` is a tuple
             or a list, and otherwise it is given the whole batch. The key is another one
             in each step.
+        ahead: steps whose batches are made at once, under `jax.vmap`: on a GPU, kernels
+            for many small batches take hardly longer than for one. They lie in memory
+            together. It must divide the steps of an epoch and be a multiple of `every`.
         reports: keep the reports of all steps, stacked, as `report.reports`.
         every: the `every` of a recording: keeps the reports, and a digest of the state
             after every k-th step as `report.digests`, for
@@ -193,14 +227,16 @@ def capture_epoch(
     for name, value, least in (
         ("batch_size", batch_size, 1),
         ("epochs", 1 if epochs is None else epochs, 1),
+        ("ahead", ahead, 1),
         ("every", every, 0),
     ):
         _check_whole(name, value, least)
-    sampling = Sampling(_examples(data), batch_size, shuffle, augment)
+    sampling = Sampling(_examples(data), batch_size, shuffle, augment, ahead)
     steps_per_epoch(sampling.examples, batch_size)  # refuses a batch of more than all
     plan = plan or find_plan(step)
     if every:
         _check_every(every, sampling.steps, plan)
+    _check_ahead(ahead, sampling.steps, every or 1)
     # Traced once, for the check and for the program.
     inlined = jax.jit(step, inline=True)
     epoch = _Epoch(inlined, sampling, plan, epochs, every, reports or every > 0)
@@ -242,12 +278,19 @@ def _check_every(every: int, steps: int, plan: Plan | None) -> None:
             "the one that it was made with."
         )
     if steps % every:
-        fitting = [k for k in range(1, steps + 1) if steps % k == 0]
-        near = min(fitting, key=lambda k: abs(k - every))
         raise ValueError(
             f"`every` must divide the {steps} steps of an epoch, so that digests fall "
-            f"due at the same steps of each, got {every}; take {near}, here and for "
-            "the recording."
+            f"due at the same steps of each, got {every}; take "
+            f"{nearest_divisor(steps, every)}, here and for the recording."
+        )
+
+
+def _check_ahead(ahead: int, steps: int, every: int) -> None:
+    if ahead > 1 and (steps % ahead or ahead % every):
+        also = f" and be a multiple of every={every}" if every > 1 else ""
+        raise ValueError(
+            f"`ahead` must divide the {steps} steps of an epoch{also}, got {ahead}; "
+            f"take {nearest_divisor(steps, ahead, of=every)}, or 1."
         )
 
 

@@ -22,7 +22,7 @@ _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 # What moves nothing: names for parts of what is there, and what the compiler knows.
 FREE = frozenset(
     "parameter constant tuple get-tuple-element bitcast after-all partition-id "
-    "replica-id async-done copy-done all-reduce-done all-gather-done "
+    "replica-id async-done fusion-done copy-done all-reduce-done all-gather-done "
     "collective-permute-done".split()
 )
 # Parts of a path that only an extraordinary step takes.

@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import rjax
-from rjax.data import Dataset
+from rjax.data import Dataset, augment
 from rjax.runs.errors import UsageError
 from rjax.runs.options import (
+    AugmentOptions,
     LoopOptions,
     NetworkOptions,
     NumericsOptions,
@@ -108,6 +109,21 @@ def build_model(options: NetworkOptions, num_classes: int) -> Any:
     return rjax.nn.ResNet(
         num_classes=num_classes, blocks=options.blocks or 3, width=options.width or 16
     )
+
+
+def build_augmentation(options: AugmentOptions) -> augment.Chain | None:
+    """Return what changes training images at random, `None` for nothing."""
+    steps = []
+    if options.crop_pad:
+        steps.append(augment.RandomCrop(pad=options.crop_pad))
+    if options.flip:
+        steps.append(augment.RandomHorizontalFlip())
+    if options.rotate or options.zoom:
+        degrees, zoom = options.rotate or 0.0, options.zoom or (1.0, 1.0)
+        steps.append(augment.RandomAffine(degrees=degrees, scale=zoom))
+    if options.erase:
+        steps.append(augment.RandomErasing(probability=options.erase))
+    return augment.Chain(*steps) if steps else None
 
 
 def build_config(options: PlanOptions, learning_rate: Any) -> rjax.Config:

@@ -15,14 +15,14 @@ _POSITIVE = (
 _NOT_NEGATIVE = (
     "weight_decay", "ema_decay", "warmup_epochs", "final_learning_rate", "eval_every",
     "seed", "momentum", "dropout", "label_smoothing", "validation_fraction",
-    "record_every", "snapshot_every",
+    "record_every", "snapshot_every", "crop_pad", "rotate", "erase",
 )  # fmt: skip
 _BELOW_ONE = (
     "ema_decay", "momentum", "dropout", "label_smoothing", "validation_fraction"
 )  # fmt: skip
 
 # Which option each depends on, and for which of its values it means something.
-_READ_BY = {
+READ_BY = {
     "image_size": ("data", ("images",)),
     "hidden": ("model", ("mlp",)),
     "dropout": ("model", ("mlp",)),
@@ -68,7 +68,7 @@ def _check_range(name: str, value: Any, words: str, holds: Any) -> None:
 
 def _check_read(values: dict[str, Any]) -> None:
     """Refuse an option that was given and that this run would never look at."""
-    for name, (decider, served) in _READ_BY.items():
+    for name, (decider, served) in READ_BY.items():
         if values.get(name) is not None and values[decider] not in served:
             raise UsageError(
                 f"{flag(name)} means nothing with {flag(decider)} {values[decider]}: "
@@ -87,7 +87,17 @@ def _check_update(values: dict[str, Any]) -> None:
         raise UsageError("--loss-scale means nothing with --scaling off: give one")
 
 
+def _check_augmentation(values: dict[str, Any]) -> None:
+    _check_range("erase", values["erase"], "of at most 1", lambda x: x <= 1)
+    low, high = values["zoom"] or (1.0, 1.0)
+    if not (0 < low <= high and math.isfinite(high)):
+        raise UsageError(
+            f"--zoom must be two numbers above 0, the lower first, got {low:g} {high:g}"
+        )
+
+
 def _check_training(values: dict[str, Any]) -> None:
+    _check_augmentation(values)
     if values["batch_size"] % values["accumulation_steps"]:
         raise UsageError(
             f"--batch-size {values['batch_size']} does not split into "

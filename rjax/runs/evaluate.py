@@ -1,11 +1,14 @@
 """A set of examples, seen through the copies of the weights."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 import rjax
 from rjax.runs.setup import Job
@@ -15,10 +18,15 @@ from rjax.weights import Which
 SMALLEST_BATCH = 256
 # Batches in flight at once: their images wait on the device.
 IN_FLIGHT = 32
+# Bytes of images in one batch of a set that lies on the device.
+RESIDENT = 2**25
 
 
 class Evaluator:
     """Evaluates a job's states; compiles once for each choice of views.
+
+    Of a job that trains whole epochs, the sets that are evaluated stay on the device
+    too, and each is seen in one program.
 
     Args:
         job: what is trained.
@@ -27,6 +35,8 @@ class Evaluator:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._programs: dict[tuple[Which, ...], Any] = {}
+        # By identity, with the set itself, so that no other can have the same.
+        self._resident: dict[int, tuple[Any, Any]] = {}
 
     def __call__(
         self, state: rjax.RegionState, examples: Any, views: Sequence[Which]
@@ -42,6 +52,19 @@ class Evaluator:
             `{"master": {"loss": …, "accuracy": …, "count": …}, …}`: means over every
             example exactly once, and how many there were.
         """
+        return self.end(self.begin(state, examples, views))
+
+    def begin(
+        self, state: rjax.RegionState, examples: Any, views: Sequence[Which]
+    ) -> Any:
+        """Begin an evaluation, for :meth:`end`, with the arguments of a call.
+
+        The state may be given away once this returns. Of sets on the device nothing is
+        waited for.
+        """
+        if self._job.sampling is not None:
+            batches = self._placed(examples)
+            return views, self._program(tuple(views), scanned=True)(state, batches)
         program = self._program(tuple(views))
         size = max(self._job.options.loop.batch_size, SMALLEST_BATCH)
         size = min(size, rjax.data.num_examples(examples))
@@ -55,20 +78,38 @@ class Evaluator:
                     done += jax.device_get(waiting[:IN_FLIGHT])
                     del waiting[:IN_FLIGHT]
         done += jax.device_get(waiting)
+        return views, jax.tree.map(lambda *sums: np.stack(sums), *done)
+
+    def end(self, begun: Any) -> dict[str, dict[str, Any]]:
+        """Wait for an evaluation that has begun, and return what a call returns."""
+        views, sums = begun
         # In Python's numbers: neither a sum nor a count rounds.
-        totals = jax.tree.map(lambda *sums: sum(s.item() for s in sums), *done)
+        totals = jax.tree.map(lambda parts: sum(parts.tolist()), jax.device_get(sums))
         return {which: _means(*totals[which]) for which in views}
 
-    def _program(self, views: tuple[Which, ...]) -> Any:
+    def _program(self, views: tuple[Which, ...], scanned: bool = False) -> Any:
         if views not in self._programs:
             steps = {which: _eval_step(self._job, which) for which in views}
 
-            @jax.jit  # one program for all views: it compiles faster than one for each
+            # One program for all views: it compiles faster than one for each.
             def look(state: rjax.RegionState, batch: Any) -> dict[str, Any]:
                 return {which: step(state, batch) for which, step in steps.items()}
 
-            self._programs[views] = look
+            def scan(state: rjax.RegionState, batches: Any) -> dict[str, Any]:
+                return lax.map(functools.partial(look, state), batches)
+
+            self._programs[views] = jax.jit(scan if scanned else look)
         return self._programs[views]
+
+    def _placed(self, examples: Any) -> Any:
+        """Return the batches of a set, stacked, on the device."""
+        if id(examples) not in self._resident:
+            images, labels = examples
+            size = max(1, min(len(labels), RESIDENT // images[:1].nbytes))
+            batches = list(rjax.data.evaluation_batches(examples, size))
+            stacked = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *batches)
+            self._resident[id(examples)] = examples, stacked
+        return self._resident[id(examples)][1]
 
 
 def all_views(config: rjax.Config) -> tuple[Which, ...]:

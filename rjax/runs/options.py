@@ -9,12 +9,22 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-# Options that may be left out: no "(default: None)" in the help.
-Number = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
-Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
-Folder = Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")]
-_widths = tyro.conf.arg(metavar="INT ...", help_behavior_hint="")
-_epochs = tyro.conf.arg(metavar="FLOAT ...", help_behavior_hint="")
+
+def _hint(default: str) -> str:
+    """Return what the help says of a default: nothing of one that is `None`."""
+    return "" if default == "None" else f"(default: {default})"
+
+
+# Options that may be left out.
+Number = Annotated[
+    float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint=_hint)
+]
+Count = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint=_hint)]
+Folder = Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint=_hint)]
+_widths = tyro.conf.arg(metavar="INT ...", help_behavior_hint=_hint)
+_epochs = tyro.conf.arg(metavar="FLOAT ...", help_behavior_hint=_hint)
+_range = tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint=_hint)
+_name = tyro.conf.arg(help_behavior_hint=_hint)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +121,26 @@ class UpdateOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class AugmentOptions:
+    """What is changed in training images at random, in this order.
+
+    Attributes:
+        crop_pad: Pixels added on every side before a window of the old size is cut
+            at a random place.
+        flip: Mirror half of the images, left to right.
+        rotate: Largest angle, in degrees, that images are turned by either way.
+        zoom: Lowest and highest factor of their size, 1 leaves it.
+        erase: Share of the images that lose a box of random shape and place.
+    """
+
+    crop_pad: Count = None
+    flip: bool = False
+    rotate: Number = None
+    zoom: Annotated[tuple[float, float] | None, _range] = None
+    erase: Number = None
+
+
+@dataclasses.dataclass(frozen=True)
 class RateOptions:
     """The learning rate over the applied steps; epochs may be fractions.
 
@@ -172,7 +202,11 @@ class LoopOptions:
             evaluates the test set, else.
         early_stop: Stop after this many evaluations in a row without a lower
             loss, and keep the weights of the best.
-        seed: Seed of the weights, the order of the data and the dropout.
+        seed: Seed of the weights, the order of the data, the augmentation and the
+            dropout.
+        whole_epochs: Keep the data on the device and train each epoch in one
+            program, in an order of its own; lines, checks and records come an epoch
+            later, and an interrupt waits for the epochs under way.
         deterministic: Make XLA choose the same kernels every time, so that two runs
             give the same bits on a GPU too; it may cost speed.
         compile_cache: Keep compiled programs in `~/.cache/rjax/xla`, where the next
@@ -187,6 +221,7 @@ class LoopOptions:
     validation_fraction: Number = None
     early_stop: Count = None
     seed: int = 0
+    whole_epochs: bool = False
     deterministic: bool = False
     compile_cache: bool = True
 
@@ -199,11 +234,12 @@ class OutputOptions:
         out: Folder of the run, new or empty; if not given, the next free one
             under `runs`.
         log_every: Steps between two lines of progress within an epoch; no step
-            waits for them.
+            waits for them, and --whole-epochs has none.
         plan: Print the plan before training.
         tensorboard: Write TensorBoard events too, through tensorboardX or clu.
         record_every: Steps from one digest of the whole state to the next, by which
-            `rjax compare` finds where two runs part; 0 records nothing.
+            `rjax compare` finds where two runs part; 0 records nothing. In whole
+            epochs the nearest number that divides the steps of one.
         snapshot_every: Steps from one copy of the whole state on disk to the next,
             with which it shows single elements; 0 keeps none.
         record_grads: Record digests of the gradients too, of the step after each
@@ -221,6 +257,19 @@ class OutputOptions:
 
 
 @dataclasses.dataclass(frozen=True)
+class RecipeOptions:
+    """Options that belong together, by one name.
+
+    Attributes:
+        recipe: Take what is not given from a recipe; with --help, all that it sets
+            is shown. `mnist-mlp`: an MLP 784-1024-512-256-10 on MNIST, 100 epochs of
+            augmented images, each in one program.
+    """
+
+    recipe: Annotated[Literal["mnist-mlp"] | None, _name] = None
+
+
+@dataclasses.dataclass(frozen=True)
 class PlanOptions:
     """Print where a model's parameters lie, without training it."""
 
@@ -234,15 +283,27 @@ class PlanOptions:
 class TrainOptions(PlanOptions):
     """Train a model; leave its manifest and a line of metrics per step in a folder."""
 
+    augment: AugmentOptions = AugmentOptions()
     rate: RateOptions = RateOptions()
     loop: LoopOptions = LoopOptions()
     output: OutputOptions = OutputOptions()
+    recipe: RecipeOptions = RecipeOptions()
 
 
 def flat(options: PlanOptions) -> dict[str, Any]:
     """Return every option by its name, without the groups."""
     groups = (getattr(options, field.name) for field in dataclasses.fields(options))
     return {name: value for group in groups for name, value in vars(group).items()}
+
+
+def with_values(options: TrainOptions, **values: Any) -> TrainOptions:
+    """Return options with others, by their names without the groups."""
+    groups = {}
+    for field in dataclasses.fields(options):
+        group = getattr(options, field.name)
+        own = {name: values[name] for name in vars(group).keys() & values.keys()}
+        groups[field.name] = dataclasses.replace(group, **own)
+    return dataclasses.replace(options, **groups)
 
 
 def flag(name: str) -> str:

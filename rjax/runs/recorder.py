@@ -4,12 +4,16 @@ Reports stay on the device until many can be fetched at once, and the newest sta
 there longer: the loop never waits for the step under way in order to log.
 """
 
+import collections
+import contextlib
 import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+import jax
 
 import rjax
 from rjax.repro import Recording, record
@@ -74,7 +78,9 @@ class Recorder:
         self._limit = max_consecutive_skips
         self._tensorboard = tensorboard
         self._waiting = Waiting()
-        self._seen = _Epoch()
+        self._whole: collections.deque[rjax.Report] = collections.deque()
+        self._began = time.perf_counter()
+        self._seen = _Epoch(self._began)
         self.epoch = 0
         self.steps = 0
         self.last: dict[str, Any] | None = None
@@ -105,11 +111,20 @@ class Recorder:
                 every=self._record_every,
                 snapshot_every=self._snapshot_every,
             )
+        self._began = time.perf_counter()
+
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Let an interrupt wait until the body is done."""
+        return self._interrupts.held()
 
     def start_epoch(self) -> None:
         """Begin the next epoch, and its clock."""
+        self._began = time.perf_counter()
+        self._count_epoch()
+
+    def _count_epoch(self) -> None:
         self.epoch += 1
-        self._seen = _Epoch()
+        self._seen = _Epoch(self._began)
 
     def add(self, report: rjax.Report, state: rjax.RegionState) -> None:
         """Take the report of one step, without waiting for it.
@@ -124,6 +139,36 @@ class Recorder:
         if due := self._waiting.due():
             self._take(due, state)
 
+    def add_epoch(self, report: rjax.EpochReport, state: rjax.RegionState) -> None:
+        """Take the reports of a whole epoch, without waiting for it.
+
+        Args:
+            report: of the epoch just begun, with those of all its steps.
+            state: the state after it, not yet given away to the next epoch.
+        """
+        assert report.reports is not None
+        self._whole.append(report.reports)
+        if self._recording is not None:
+            self._recording.add_scanned(state, report.reports, report.digests)
+
+    def end_whole_epoch(self, state: rjax.RegionState | None) -> None:
+        """Wait for the oldest of the epochs that wait; write, tell and check it.
+
+        Args:
+            state: the newest, for the diagnosis; without it nothing is checked.
+
+        Raises:
+            rjax.NonFiniteGradientsError: if too many steps in a row were skipped.
+        """
+        with self._interrupts.held():
+            reports = jax.device_get(self._whole[0])
+            self._whole.popleft()
+            self._count_epoch()
+            self._write(reports)
+            self._progress(self.console.line, self.steps)
+            self._began = time.perf_counter()
+        self._check(reports, state)
+
     def drain(self, state: rjax.RegionState | None) -> None:
         """Fetch all reports that wait; write, tell and check them.
 
@@ -133,6 +178,8 @@ class Recorder:
         Raises:
             rjax.NonFiniteGradientsError: if too many steps in a row were skipped.
         """
+        while self._whole:
+            self.end_whole_epoch(state)
         while left := len(self._waiting):
             self._take(min(left, FETCH), state)
 
@@ -140,16 +187,23 @@ class Recorder:
         # An interrupt between fetching and writing would lose these lines.
         with self._interrupts.held():
             reports = self._waiting.fetch(count)
-            rows = self._rows(reports)
-            self._metrics.write(*rows)
+            self._write(reports)
             if self._recording is not None:
                 self._recording.take(reports)
-            self.steps += len(rows)
-            for row, bad_stats in zip(rows, reports.bad_stats.tolist(), strict=True):
-                self._tell(row, bad_stats)
-            self.last = self._seen.facts(self._batch_size)
-            epoch = self.epoch, self._epochs
-            self.console.status(describe_status(epoch, self.last), steps=len(rows))
+        self._check(reports, state)
+
+    def _write(self, reports: rjax.Report) -> None:
+        """Write and tell steps whose reports are on the host."""
+        rows = self._rows(reports)
+        self._metrics.write(*rows)
+        self.steps += len(rows)
+        for row, bad_stats in zip(rows, reports.bad_stats.tolist(), strict=True):
+            self._tell(row, bad_stats)
+        self.last = self._seen.facts(self._batch_size)
+        epoch = self.epoch, self._epochs
+        self.console.status(describe_status(epoch, self.last), steps=len(rows))
+
+    def _check(self, reports: rjax.Report, state: rjax.RegionState | None) -> None:
         if state is not None:
             rjax.check(reports, self._plan, state, self._limit)
 
@@ -220,15 +274,19 @@ class Recorder:
 
 
 class _Epoch:
-    """Sums over the steps of one epoch; skipped ones count for nothing but skips."""
+    """Sums over the steps of one epoch; skipped ones count for nothing but skips.
 
-    def __init__(self) -> None:
+    Args:
+        started: when it began, by `time.perf_counter`.
+    """
+
+    def __init__(self, started: float) -> None:
         self.steps = 0
         self._applied = 0
         self._loss = 0.0
         self._accuracy = 0.0
         self._last: dict[str, Any] = {}
-        self._started = time.perf_counter()
+        self._started = started
 
     def add(self, row: dict[str, Any]) -> None:
         self.steps += 1

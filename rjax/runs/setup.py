@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 import rjax
-from rjax.programs import Traced, trace
-from rjax.runs import build
+from rjax.programs import Captured, CapturedEpoch, Traced, capture_epoch, trace
+from rjax.programs.sampling import Augment, Sampling
+from rjax.runs import batches, build
 from rjax.runs.checks import check_options
 from rjax.runs.errors import UsageError
-from rjax.runs.options import PlanOptions, TrainOptions
+from rjax.runs.options import PlanOptions, TrainOptions, with_values
 from rjax.runs.schedules import build_schedule
 
 
@@ -23,15 +24,18 @@ class Job:
     """What `rjax train` trains, ready to go.
 
     Attributes:
-        options: as given.
+        options: in force.
         data: the whole set.
-        train: the examples trained on.
+        train: the examples trained on; of whole epochs, as they lie on the device.
         validation: those held out of them, if any.
         model: a Linen module.
         config: the pipeline's configuration.
         plan: the static layout.
         variables: the model's first parameters and statistics.
-        traced: the traced step, to be compiled.
+        step: the train step.
+        first: the first batch, or its shapes.
+        augment: what changes training images at random, if anything.
+        sampling: which examples a step takes, if whole epochs are one program.
         steps_per_epoch: full batches in an epoch.
         learning_rate: the rate, or the highest of the schedule.
     """
@@ -44,9 +48,17 @@ class Job:
     config: rjax.Config
     plan: rjax.Plan
     variables: Any
-    traced: Traced
+    step: Any
+    first: Any
+    augment: Augment | None
+    sampling: Sampling | None
     steps_per_epoch: int
     learning_rate: float
+
+    @functools.cached_property
+    def traced(self) -> Traced:
+        """The step, traced for the batches of the run."""
+        return trace(self.step, self.initial_state(), self.first)
 
     @property
     def total_steps(self) -> int:
@@ -56,18 +68,45 @@ class Job:
         return steps if limit is None else min(steps, limit)
 
     @property
+    def epochs(self) -> int:
+        """Number of epochs that the run may begin."""
+        return -(-self.total_steps // self.steps_per_epoch)
+
+    def evaluates(self, epoch: int) -> bool:
+        """Return whether an epoch, counted from 1, ends in an evaluation."""
+        every = self.options.loop.eval_every
+        return every > 0 and (epoch % every == 0 or epoch == self.epochs)
+
+    @property
     def watched(self) -> tuple[str, Any]:
         """Name and examples of the set that is evaluated while training."""
         if self.validation is not None:
             return "validation", self.validation
         return "test", self.data.test
 
+    def compile(self) -> Captured | CapturedEpoch:
+        """Return the program of a step or, of whole epochs, that of an epoch."""
+        if self.sampling is None:
+            return self.traced.compile()
+        with complaints_as_usage():
+            return capture_epoch(
+                self.step,
+                self.initial_state(),
+                self.train,
+                self.sampling.batch_size,
+                augment=self.sampling.augment,
+                ahead=self.sampling.ahead,
+                reports=True,
+                every=self.options.output.record_every,
+            )
+
     def batches(self) -> Generator[Any, None, None]:
-        """Return the batches of the whole run, in order."""
-        loop = self.options.loop
-        return rjax.data.train_batches(
-            self.train, loop.batch_size, loop.seed, start=0, stop=self.total_steps
-        )
+        """Return the batches of the whole run, in order, for a step at a time."""
+        seed, stop = self.options.loop.seed, self.total_steps
+        if self.sampling is not None:
+            return batches.on_device(self.sampling, self.train, seed, stop)
+        size = self.options.loop.batch_size
+        return batches.from_host(self.train, size, seed, stop, self.augment)
 
     def initial_state(self) -> rjax.RegionState:
         """Return a fresh state, to be given away to the first step."""
@@ -107,22 +146,54 @@ def prepare_job(options: TrainOptions) -> Job:
     per_epoch = rjax.data.steps_per_epoch(count, loop.batch_size)
     rate = build.base_rate(options.update, options.rate.learning_rate)
     schedule = build_schedule(options.rate, rate, per_epoch, loop.epochs)
-    batch = rjax.data.batch_at(train, loop.batch_size, loop.seed, 0)
+    first = rjax.data.batch_at(train, loop.batch_size, loop.seed, 0)
     with complaints_as_usage():
         config = build.build_config(options, schedule)
         model = build.build_model(options.network, data.num_classes)
-        variables = _init(model, jax.random.key(loop.seed), batch[0][:1])
+        augment = build.build_augmentation(options.augment)
+        variables = _init(model, jax.random.key(loop.seed), first[0][:1])
         plan = _plan(config, variables)
         loss_fn = rjax.linen_loss(model, make_criterion(loop.label_smoothing))
         step = rjax.make_train_step(
             loss_fn, plan, digest_grads=options.output.record_grads
         )
-        state = _initial_state(plan, variables, loop.seed)
-        traced = trace(step, state, batch)
-    return Job(
-        options, data, train, validation, model, config, plan, variables, traced,
-        per_epoch, rate,
-    )  # fmt: skip
+        sampling = None
+        if loop.whole_epochs:
+            train = batches.resident(train, config.policy.compute_dtype)
+            batches.check_room((train, data.test, validation))
+            options = _for_whole_epochs(options, per_epoch)
+            sampling = _sampling(options, train, augment)
+            first = batches.shapes(train, loop.batch_size)
+        job = Job(
+            options, data, train, validation, model, config, plan, variables, step,
+            first, augment, sampling, per_epoch, rate,
+        )  # fmt: skip
+        if sampling is None:
+            _ = job.traced  # complains now; of an epoch, that is part of compiling
+    return job
+
+
+def _for_whole_epochs(options: TrainOptions, steps: int) -> TrainOptions:
+    """Return options that whole epochs of so many steps can keep to."""
+    limit = options.loop.limit_steps
+    if limit is not None and limit % steps:
+        raise UsageError(
+            f"--limit-steps {limit} would end within an epoch of {steps} steps, and "
+            "--whole-epochs takes whole ones: make it a multiple, or say "
+            "--no-whole-epochs"
+        )
+    every = batches.digests_every(options.output.record_every, steps)
+    return with_values(options, record_every=every)
+
+
+def _sampling(options: TrainOptions, train: Any, augment: Augment | None) -> Sampling:
+    images, labels = train
+    size, ahead = options.loop.batch_size, 1
+    if augment is not None:
+        steps = rjax.data.steps_per_epoch(len(labels), size)
+        every = options.output.record_every
+        ahead = batches.steps_ahead(steps, every, images[:size].nbytes)
+    return Sampling(len(labels), size, augment=augment, ahead=ahead)
 
 
 def make_criterion(

@@ -20,6 +20,7 @@ from rjax.runs.folder import claim_folder
 from rjax.runs.interrupts import Interrupted, Interrupts
 from rjax.runs.loop import fit
 from rjax.runs.options import PlanOptions, TrainOptions, flat
+from rjax.runs.recipes import describe
 from rjax.runs.recorder import Recorder
 from rjax.runs.setup import Job, prepare_job, prepare_plan
 from rjax.runs.tensorboard import TensorBoard, find_writer
@@ -49,6 +50,8 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
         if options.output.tensorboard:
             find_writer()
         job = prepare_job(options)
+        for line in _opening_lines(job, options):
+            say(line)
         source, network = options.source.data, options.network.model
         name = f"{source}-{network}-{options.numerics.precision}"
         folder = claim_folder(options.output.out, name)
@@ -113,14 +116,14 @@ def _train(
     if job.options.output.plan:
         console.line(job.plan.table())
     started = time.perf_counter()
-    step = job.traced.compile()
+    program = job.compile()
     compiled = time.perf_counter()
     console.line(
         f"training {job.total_steps} steps in {folder}, "
         f"compiled in {compiled - started:.1f} s"
     )
     evaluator = Evaluator(job)
-    outcome = fit(job, step, recorder, evaluator)
+    outcome = fit(job, program, recorder, evaluator)
     trained = time.perf_counter()
     return {
         **_progress(recorder),
@@ -145,7 +148,7 @@ def _recorder(
         epochs=options.loop.epochs,
         steps_per_epoch=job.steps_per_epoch,
         batch_size=options.loop.batch_size,
-        log_every=options.output.log_every,
+        log_every=job.steps_per_epoch if job.sampling else options.output.log_every,
         max_consecutive_skips=options.numerics.max_consecutive_skips,
         tensorboard=board,
         record_every=options.output.record_every,
@@ -181,6 +184,18 @@ def _facts(job: Job, command: Sequence[str]) -> dict[str, Any]:
         "data": describe_data(job.data),
         "plan": {"fingerprint": job.plan.fingerprint, "slots": len(job.plan.slots)},
     }
+
+
+def _opening_lines(job: Job, given: TrainOptions) -> list[str]:
+    """Return what to know of the options before a run begins."""
+    lines = [] if given.recipe.recipe is None else [describe(given)]
+    wanted, every = given.output.record_every, job.options.output.record_every
+    if every != wanted:
+        lines.append(
+            f"digests every {every} steps: --record-every {wanted} does not divide "
+            f"the {job.steps_per_epoch} of an epoch"
+        )
+    return lines
 
 
 def _closing_lines(job: Job, folder: Path, results: Mapping[str, Any]) -> list[str]:

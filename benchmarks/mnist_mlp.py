@@ -1,0 +1,104 @@
+"""The recipe `mnist-mlp`, rjax beside PyTorch: epochs a second, and what is learned.
+
+An MLP 784-1024-512-256-10 on MNIST in fp16, batch 200, AdamW with decay on kernels,
+label smoothing, a warm-up and a cosine, each batch cropped, turned, zoomed and erased
+on the device, and an evaluation of all test images after every epoch. Everything is
+timed but compiling and one epoch to warm up; the data lie on the device. All seeds of a
+contender share its programs, and its epochs are begun one ahead of their results.
+
+rjax is what `rjax train --recipe mnist-mlp` runs, without its record: one program an
+epoch. PyTorch ("torch") does the same work on the GPU, a compiled forward pass with the
+augmentation in it, autocast, GradScaler and a fused AdamW, all of a step captured into
+one CUDA graph; "torch-reduce-overhead" leaves the graphs to `torch.compile`, and
+"torch-eager" captures a step that is not compiled. Each contender has a process of its
+own.
+
+    PYTHONPATH=. python benchmarks/mnist_mlp.py --data-dir DIR [--epochs 100]
+        [--seeds 0,1,2] [--peers torch,torch-reduce-overhead,torch-eager] [--json FILE]
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from mnist import table
+from mnist.settings import Settings, from_json, make_parser, settings_of
+
+
+def child(settings: Settings) -> dict[str, Any]:
+    """Run one contender in this process; return its record, or why there is none."""
+    from mnist.measure import measure
+
+    head = dataclasses.asdict(settings)
+    try:
+        if settings.contender == "rjax":
+            from mnist.on_rjax import Rig
+        else:
+            from mnist.on_torch import Rig
+        return head | measure(Rig(settings), settings)
+    except Exception as error:  # whatever a contender raises is its result
+        text = str(error).strip().partition("\n")[0]
+        return head | {"failed": f"{type(error).__name__}: {text}"[:300]}
+
+
+def spawn(settings: Settings, timeout: float) -> dict[str, Any]:
+    """Run one contender in a process of its own and return its record."""
+    head = dataclasses.asdict(settings)
+    command = [sys.executable, __file__, "--only", json.dumps(head)]
+    pipe = subprocess.PIPE
+    # A group of its own, so that compilers end with it.
+    with subprocess.Popen(
+        command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as process:
+        try:
+            out, complaint = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            return head | {"failed": f"not done after {timeout:g} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    for text in reversed(out.splitlines()):
+        with contextlib.suppress(ValueError):
+            record = json.loads(text)
+            if isinstance(record, dict) and record.get("contender"):
+                return record
+    last = (complaint.strip().splitlines() or ["no message"])[-1]
+    return head | {"failed": f"ended with {process.returncode}: {last}"[:300]}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure the contenders one after another; print lines and a table."""
+    parser = make_parser((__doc__ or "").partition("\n")[0])
+    args = parser.parse_args(argv)
+    if args.only:
+        record = child(from_json(json.loads(args.only)))
+        print(json.dumps(record), flush=True)
+        return
+    try:
+        contenders = settings_of(args)
+        if args.json:
+            pathlib.Path(args.json).write_text("")
+    except ValueError as error:
+        parser.error(str(error))
+    except OSError as error:
+        parser.error(f"--json {args.json}: {error.strerror}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and end what is running
+    records = []
+    for settings in contenders:
+        record = spawn(settings, args.timeout)
+        records.append(record)
+        print("\n".join(table.lines(record)), flush=True)
+        if args.json:
+            with open(args.json, "a") as file:
+                file.write(json.dumps(record) + "\n")
+    print("\n".join(["", *table.table(records)]))
+
+
+if __name__ == "__main__":
+    main()
