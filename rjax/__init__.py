@@ -5,7 +5,7 @@ few flat arenas, and casting, checking, updating and averaging the model are eac
 operation over one array, inside your own jitted step.
 """
 
-from rjax import data, nn, ops, optim, repro, scaling, stages
+from rjax import data, nn, ops, optim, parallel, repro, scaling, stages
 from rjax.config import Clip, Config, Ema, Policy
 from rjax.diagnosis import NonFiniteGradientsError, check, diagnose
 from rjax.layout import Leaf, Slot
@@ -66,6 +66,7 @@ __all__ = [
     "nn",
     "ops",
     "optim",
+    "parallel",
     "replace_params",
     "repro",
     "scaling",

@@ -7,6 +7,7 @@ that lies outside the arenas is selected.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,8 +21,10 @@ from rjax.ops.update import Arenas, fused_implementation
 from rjax.optim import OptaxOptimizer
 from rjax.state import GATED, RegionState
 
+Found = tuple[dict[str, Any], jax.Array]
 
-def gated(*stages: Stage) -> Stage:
+
+def gated(*stages: Stage, skip: Callable[[InFlight], Found] | None = None) -> Stage:
     """Compose stages under one `lax.cond`: they run only if the flag is clear.
 
     With the flag set, nothing of :data:`rjax.state.GATED` changes a bit, and
@@ -30,16 +33,19 @@ def gated(*stages: Stage) -> Stage:
 
     Args:
         *stages: stages that change only gated fields of the state.
+        skip: what a skipped step does, where a device has not the whole arenas:
+            returns what :func:`keep` does, and `bad_slots`.
     """
+    kept = skip or _skip
 
-    def clear(flow: InFlight) -> tuple[dict[str, Any], jax.Array]:
+    def clear(flow: InFlight) -> Found:
         for stage in stages:
             flow = stage(flow)
         return {name: getattr(flow.state, name) for name in GATED}, flow.bad_slots
 
     def run(flow: InFlight) -> InFlight:
         assert flow.flag is not None, "check_and_scale comes first"
-        moved, bad_slots = lax.cond(flow.flag, _skip, clear, flow)
+        moved, bad_slots = lax.cond(flow.flag, kept, clear, flow)
         state = dataclasses.replace(flow.state, **moved)
         return dataclasses.replace(flow, state=state, bad_slots=bad_slots)
 
@@ -49,7 +55,7 @@ def gated(*stages: Stage) -> Stage:
 
 
 @jax.named_scope("skip")
-def _skip(flow: InFlight) -> tuple[dict[str, Any], jax.Array]:
+def _skip(flow: InFlight) -> Found:
     """Keep everything, and find which slots are at fault."""
     assert flow.grads is not None
     bad = nonfinite_slots(
@@ -58,8 +64,13 @@ def _skip(flow: InFlight) -> tuple[dict[str, Any], jax.Array]:
         on_inf=flow.plan.config.on_inf,
         implementation=flow.implementation,
     )
+    return keep(flow), bad
+
+
+def keep(flow: InFlight) -> dict[str, Any]:
+    """Return all that is gated as it was, bit for bit."""
     kept = {name: getattr(flow.state, name) for name in GATED}
-    return jax.tree.map(_rewritten, kept), bad
+    return jax.tree.map(_rewritten, kept)
 
 
 def _rewritten(x: jax.Array) -> jax.Array:

@@ -23,9 +23,9 @@ STAGES = (
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=[
-        "state", "batch", "scale", "learning_rate", "cotangents", "grads", "loss",
-        "metrics", "next_stats", "flag", "bad_stats", "grad_norm", "bad_slots",
-        "grad_digests",
+        "state", "batch", "scale", "learning_rate", "cotangents", "deep_grads",
+        "grads", "loss", "metrics", "next_stats", "flag", "bad_stats", "grad_norm",
+        "bad_slots", "grad_digests",
     ],
     meta_fields=["plan", "implementation"],
 )  # fmt: skip
@@ -43,6 +43,8 @@ class InFlight:
         scale: f32[], loss scale of this step.
         learning_rate: f32[], rate of this step; 0 with an Optax optimizer.
         cotangents: one gradient per slot, times `scale`, as the backward pass gave it.
+        deep_grads: f32[n - d], over several devices: those of `G_DEEP_CONV`, averaged,
+            until the others are.
         grads: f32[n], all gradients, times `scale`.
         loss: f32[], mean loss, unscaled.
         metrics: pytree from the loss function.
@@ -62,6 +64,7 @@ class InFlight:
     scale: jax.Array
     learning_rate: jax.Array
     cotangents: tuple[jax.Array, ...] | None = None
+    deep_grads: jax.Array | None = None
     grads: jax.Array | None = None
     loss: Any = None
     metrics: Any = None

@@ -19,10 +19,11 @@ shows in the lowered program. :func:`rjax.make_train_step` is their composition:
     state, report = finish(flow)
 
 One more may stand between `reduce_first` and `check_and_scale`: `digest_grads`, which
-only looks.
+only looks. What stages do where there are several devices is in :mod:`rjax.parallel`.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -33,6 +34,7 @@ from rjax import moves, ops
 from rjax.gate import apply_fused, gated, is_fused
 from rjax.inflight import InFlight, stage
 from rjax.ops.bits import is_finite
+from rjax.ops.check_finite import Check
 from rjax.ops.manual_axes import align
 from rjax.plan import Plan
 from rjax.regions import Role
@@ -140,10 +142,17 @@ def digest_grads(flow: InFlight) -> InFlight:
 
 
 @stage
-def check_and_scale(flow: InFlight) -> InFlight:
+def check_and_scale(
+    flow: InFlight, agree: Callable[[Check, jax.Array], Any] | None = None
+) -> InFlight:
     """Decide whether the step counts, and find the scale of the next one.
 
     One flag over all gradients, the new statistics and the learning rate.
+
+    Args:
+        flow: the step under way.
+        agree: over several devices, makes what each has found, of its gradients and
+            of its statistics, that of all; it returns the pair.
     """
     assert flow.grads is not None, "cast_first_grads comes first"
     config = flow.plan.config
@@ -154,6 +163,8 @@ def check_and_scale(flow: InFlight) -> InFlight:
         implementation=flow.implementation,
     )
     bad_stats = _any_not_finite(flow.next_stats)
+    if agree is not None:
+        found, bad_stats = agree(found, bad_stats)
     flag = found.flag | bad_stats | ~is_finite(flow.learning_rate)
     scale, scaling_state = config.scale_rule.next(
         flow.scale, flow.state.scaling_state, flag

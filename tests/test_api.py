@@ -40,6 +40,7 @@ NAMES = [
     "nn",
     "ops",
     "optim",
+    "parallel",
     "replace_params",
     "repro",
     "scaling",
@@ -54,6 +55,10 @@ SUBMODULES = {
         "from_torchvision",
     ],
     "optim": ["adam", "adamw", "from_optax", "lars", "momentum", "nesterov", "sgd"],
+    "parallel": [
+        *("DataParallelStep", "bytes_per_device", "data_parallel", "gather"),
+        *("replicate", "shard_batch"),
+    ],
     "repro": ["compare", "deterministic", "digest", "record", "tensors"],
     "scaling": ["dynamic", "halving", "off", "static"],
     "stages": [

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from rjax.ops.batch_axes import shared_axes
 from rjax.ops.batch_norm import (
     batch_norm,
     batch_norm_inference,
@@ -170,7 +171,8 @@ class BatchNorm(nn.Module):
       momentum: weight of a new batch in the running statistics.
       relu: whether to clamp the result at zero.
       pool: keeps the largest value of each window then; images only.
-      axis_name: mesh axes whose devices share their batch statistics.
+      axis_name: mesh axes whose devices share their batch statistics; `None`: those
+        that `rjax.parallel.data_parallel` splits the batch over, if any; `()`: none.
       twice: whether the output is a pair of one array, as in `rjax.ops.batch_norm`.
 
     Example:
@@ -239,8 +241,9 @@ class BatchNorm(nn.Module):
             run = functools.partial(pointwise_batch_norm, x, kernel)
         if self.is_initializing():  # no mesh axis is bound and no statistic moves
             return run(scale, bias, **how)[0]
-        y, batch_mean, batch_var = run(scale, bias, axis_name=self.axis_name, **how)
-        n = values_per_channel(x, self.axis_name)
+        axes = shared_axes(self.axis_name)
+        y, batch_mean, batch_var = run(scale, bias, axis_name=axes or (), **how)
+        n = values_per_channel(x, axes)
         mean.value, var.value = running_update(
             mean.value, var.value, batch_mean, batch_var, n, self.momentum
         )

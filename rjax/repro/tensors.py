@@ -125,8 +125,8 @@ def digest(plan: Plan, state: RegionState) -> UInt32[Array, "tensors 2"]:
     for field in ARENAS:
         arena = getattr(state, field)
         if arena is not None:
-            start = arena.shape[0] - plan.n
-            table = [(slot.offset + start, slot.size) for slot in _slots(plan, field)]
+            start = _start(plan, field)
+            table = [(slot.offset - start, slot.size) for slot in _slots(plan, field)]
             lanes.append(ops.digest_slots(arena, table))
     lanes += [ops.digest(_words(leaf))[None] for _, _, leaf in _loose(state)]
     return jnp.concatenate(lanes)
@@ -141,10 +141,10 @@ def values(plan: Plan, state: RegionState) -> list[np.ndarray]:
     for field in ARENAS:
         arena = getattr(state, field)
         if arena is not None:
-            start = arena.shape[0] - plan.n
+            start = _start(plan, field)
             host = _host(arena)
             found += [
-                host[slot.offset + start : slot.offset + start + slot.size]
+                host[slot.offset - start : slot.offset - start + slot.size]
                 for slot in _slots(plan, field)
             ]
     return found + [_host(leaf).reshape(-1) for _, _, leaf in _loose(state)]
@@ -157,9 +157,19 @@ def _host(leaf: jax.Array) -> np.ndarray:
     return found.view(np.uint16) if leaf.dtype == jnp.bfloat16 else found
 
 
+_HALVES = ("compute", "ema_compute")
+
+
 def _slots(plan: Plan, field: str) -> list[Any]:
-    halves = field in ("compute", "ema_compute")
-    return [slot for slot in plan.slots if slot.half or not halves]
+    return [slot for slot in plan.slots if slot.half or field not in _HALVES]
+
+
+def _start(plan: Plan, field: str) -> int:
+    """Return which element of a whole arena is the first of this one.
+
+    Not from its length: what several devices share may be longer than the plan says.
+    """
+    return plan.bias_like if field in _HALVES else 0
 
 
 def _loose(state: RegionState) -> list[tuple[str, str, jax.Array]]:

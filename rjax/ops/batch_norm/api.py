@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
+from rjax.ops.batch_axes import shared_axes
 from rjax.ops.batch_norm import training
 from rjax.ops.batch_norm.checks import check_arrays, check_residual, check_values
 from rjax.ops.batch_norm.running import fold
@@ -61,8 +62,10 @@ def batch_norm(
       twice: return y as a pair of one array, for two uses of it. Their gradients are
         then added in float32 on the way back, where otherwise JAX adds them in a pass
         of its own; it pays after a residual and a ReLU.
-      axis_name: mesh (or `vmap`) axes whose devices share their statistics. The
-        gradients of `scale` and `bias` stay those of the local part of the batch.
+      axis_name: mesh (or `vmap`) axes whose devices share their statistics; `None`:
+        those that :func:`rjax.parallel.data_parallel` splits the batch over, if any;
+        `()`: none. The gradients of `scale` and `bias` stay those of the local part of
+        the batch.
       implementation: `"xla"`, `"mosaic_gpu"`, or `None` to let rjax choose for each
         pass. The kernels agree with XLA within the order of float32 sums.
 
@@ -87,6 +90,7 @@ def batch_norm(
     """
     x, scale, bias = (jnp.asarray(a) for a in (x, scale, bias))
     _validate(x, eps, {"scale": scale, "bias": bias}, residual, pool)
+    axis_name = shared_axes(axis_name)
     n = training.values_per_channel(x, axis_name)
     check_values(n, x)
     how = training.How(

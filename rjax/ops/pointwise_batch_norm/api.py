@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Float32
 
+from rjax.ops.batch_axes import shared_axes
 from rjax.ops.batch_norm.checks import check_arrays, check_residual, check_values
 from rjax.ops.batch_norm.training import values_per_channel
 from rjax.ops.manual_axes import align
@@ -51,8 +52,10 @@ def pointwise_batch_norm(
       twice: return y as a pair of one array, for two uses of it, as in `batch_norm`.
       after: kernel of a 1x1 convolution of y that comes next: returns `(y, y @ after)`
         in place of y, and y's two gradients meet in one pass. It needs `relu`.
-      axis_name: mesh (or `vmap`) axes whose devices share their statistics. The
-        gradients of `kernel`, `scale` and `bias` stay those of the local part.
+      axis_name: mesh (or `vmap`) axes whose devices share their statistics; `None`:
+        those that :func:`rjax.parallel.data_parallel` splits the batch over, if any;
+        `()`: none. The gradients of `kernel`, `scale` and `bias` stay those of the
+        local part.
 
     Returns:
       `(y, mean, var)`: y, or a pair, `[*batch, outputs]` in the dtype of x; mean and
@@ -77,6 +80,7 @@ def pointwise_batch_norm(
     x, kernel, scale, bias = (jnp.asarray(a) for a in (x, kernel, scale, bias))
     _validate(x, kernel, {"scale": scale, "bias": bias}, residual, eps)
     _validate_after(after, kernel, relu=relu, twice=twice)
+    axis_name = shared_axes(axis_name)
     n = values_per_channel(x, axis_name)
     check_values(n, x)
     how = training.How(
