@@ -27,7 +27,7 @@ class Report:
         bad_slots: bool[slots], which slots' gradients were not finite.
         bad_stats: bool[], whether the new running statistics were not finite.
         metrics: pytree from the loss function; with accumulation, floats are averaged
-            over the micro-batches and integers summed.
+            over the micro-batches and integers summed, and a random key is the last.
         grad_digests: u32[slots, 2], digest of each slot's gradient, from a step made
             with `digest_grads=True` (see :func:`rjax.stages.digest_grads`), else
             `None`.

@@ -78,7 +78,9 @@ def loss_gradients(
 
 
 def _over_micro(stacked: jax.Array) -> jax.Array:
-    """Average floats and bools over micro-batches, sum integers."""
+    """Average floats and bools over micro-batches, sum integers, take the last key."""
+    if jnp.issubdtype(stacked.dtype, jax.dtypes.prng_key):
+        return stacked[-1]
     if jnp.issubdtype(stacked.dtype, jnp.integer):
         return jnp.sum(stacked, axis=0, dtype=stacked.dtype)
     return jnp.mean(stacked.astype(jnp.float32), axis=0)

@@ -169,6 +169,20 @@ def test_accumulation_under_jit_equals_the_whole_batch(k):
     assert int(report_b.metrics["count"]) == int(report_a.metrics["count"]) == 8
 
 
+def test_a_key_among_metrics_is_that_of_the_last_micro_batch():
+    params = {"w": jnp.ones(3)}
+    plan = rjax.make_plan(params, rjax.Config(accumulation_steps=2))
+
+    def loss_fn(params, batch_stats, batch, key):
+        return jnp.mean(params["w"]) * jnp.mean(batch), (batch_stats, {"key": key})
+
+    step = rjax.make_train_step(loss_fn, plan)
+    state = rjax.init_state(plan, params)
+    _, report = jax.jit(step)(state, jnp.ones((4, 1)))
+    last = jax.random.fold_in(jax.random.fold_in(state.key, state.step), 1)
+    assert report.metrics["key"] == last
+
+
 def test_no_two_fields_share_a_buffer_and_donation_is_complete():
     _, step, state = _make(optimizer=rjax.optim.adamw())
     step = jax.jit(step, donate_argnums=0)
