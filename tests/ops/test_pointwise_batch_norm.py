@@ -11,10 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from ops.range_kernels import HAS_KERNELS, implementations, lowers_for_cuda
+from ops.range_kernels import (
+    implementations,
+    lowers_for_cuda,
+    needs_kernels,
+)
 from ops.range_kernels import run as run  # a fixture
 
-from rjax.ops import batch_norm, pointwise_batch_norm
+from rjax.ops import batch_norm, mosaic, pointwise_batch_norm
 from rjax.ops.pointwise_batch_norm import mosaic_gpu, mosaic_products
 from rjax.ops.pointwise_batch_norm.training import back, mask, moments, pull
 
@@ -371,7 +375,7 @@ def test_masked_sums(run, shape, uses):
     np.testing.assert_allclose(total, sums, rtol=1e-5)
 
 
-@pytest.mark.skipif(not HAS_KERNELS, reason="kernels need jax 0.11")
+@needs_kernels
 @pytest.mark.parametrize("shape", [(256, 56, 56, 256), (256, 7, 7, 2048)])
 def test_masked_sums_lower_for_cuda(shape):
     image = shape, jnp.float16
@@ -396,6 +400,19 @@ def test_moments(run, shape, dtype):
     # Two roundings of values that are five spreads from the shift at most.
     bound = 2 * 5 * float(jnp.finfo(dtype).eps)
     np.testing.assert_allclose(covariance, np.cov(rows.T, bias=True), atol=bound)
+
+
+@needs_kernels
+def test_narrow_tiles_have_the_results_of_wide_ones():
+    x, dy, dafter, after = drawn((128, 128), (128, 128), (128, 64), (128, 64))
+
+    def found(block):
+        with mosaic.mode("interpret", block):
+            moments = jax.jit(mosaic_products.moments)(x)
+            return *moments, *jax.jit(mosaic_products.pull)(dy, dafter, after, x)
+
+    for narrow, wide in zip(found(64), found(128), strict=True):
+        np.testing.assert_allclose(f64(narrow), f64(wide), rtol=1e-5, atol=1e-5)
 
 
 @implementations
@@ -431,7 +448,7 @@ def test_pull(run, channels, features):
     np.testing.assert_allclose(total, want.sum(0), rtol=1e-3)
 
 
-@pytest.mark.skipif(not HAS_KERNELS, reason="kernels need jax 0.11")
+@needs_kernels
 @pytest.mark.parametrize(
     ("x", "widths", "why"),
     [
@@ -454,7 +471,7 @@ def test_what_products_serve(x, widths, why):
     assert "16 bits" in str(mosaic_products.why_not(wide, *widths))
 
 
-@pytest.mark.skipif(not HAS_KERNELS, reason="kernels need jax 0.11")
+@needs_kernels
 def test_products_lower_for_cuda():
     rows, inputs, outputs = 50176, 256, 1024
     half = lambda *shape: (shape, jnp.float16)  # noqa: E731
