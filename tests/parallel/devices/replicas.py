@@ -133,7 +133,7 @@ class Norms(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):
         for i in range(2):
-            how = {"use_running_average": not train}
+            how: dict = {"use_running_average": not train}
             if i:
                 how["kernel"] = jnp.ones((1, 1), x.dtype)
             norm = rjax.nn.BatchNorm(axis_name=self.axes)
