@@ -136,8 +136,8 @@ class ResNet50(nn.Module):
         stride, goes into its norm, by `rjax.ops.pointwise_batch_norm`: nothing of their
         size is then stored between the two. In training the first convolution of the
         next block is part of that op too. Parameters stay the same, results agree to
-        rounding. At batch 256 on an H200 it is 14 % faster and takes 29 % less memory,
-        but XLA compiles for more than twice as long.
+        rounding. At batch 256 on an H200 a step takes 14 % less time and 29 % less
+        memory, but XLA compiles for more than twice as long.
 
     Raises:
       ValueError: when called, if a number in `blocks`, or `width`, is below 1.
