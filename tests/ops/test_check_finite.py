@@ -177,3 +177,15 @@ def test_parts_cover_a_range_exactly_once(n):
             assert start == at and block > length >= 128
             at += length
         assert at + parts.singles == n and parts.singles < 128
+
+
+@pytest.mark.parametrize("compared", [0, 2**24])
+def test_the_largest_of_each_slot(
+    compared: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By comparing all and by a scatter; a slot without chunks has 0."""
+    monkeypatch.setattr(mosaic_gpu, "_COMPARED", compared)
+    largest = jnp.asarray([3, 9, 2, 5, 7], jnp.int32)
+    owners = np.asarray([0, 0, 2, 3, 3], np.int32)
+    found = jax.jit(lambda x: mosaic_gpu._largest_of_slots(x, owners, 4))(largest)
+    assert jnp.maximum(found, 0).tolist() == [9, 0, 2, 7]

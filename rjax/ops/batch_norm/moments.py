@@ -19,6 +19,9 @@ from jax import lax
 BLOCK = 1024
 # Rows up to which a sum is written out: XLA makes it a part of what follows.
 _FEW = 16
+# Devices up to which each gets what all others have, in one exchange; more take two
+# sums, which move less. Either way a norm costs what it takes to wait for the others.
+_GATHERED = 8
 
 
 def moments(rows: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -91,12 +94,29 @@ def merge_devices(
     """
     if axis_name is None:
         return mean, squares / float(n)
-    devices = float(lax.axis_size(axis_name))
-    rough = lax.psum(mean, axis_name) / devices
-    # What the rounding of that mean has left over.
-    shared = rough + lax.psum(mean - rough, axis_name) / devices
-    between = (mean - shared) ** 2
-    return shared, lax.psum(squares / float(n) + between, axis_name) / devices
+    devices = lax.axis_size(axis_name)
+    if devices <= _GATHERED:
+        found = _gathered(jnp.stack([mean, squares]), axis_name)
+        means, squares = found[:, 0], found[:, 1]
+        counts = np.full(devices, n)
+        mean, squares = merge(means, jnp.zeros_like(means), squares, counts)
+        return mean, squares / (float(n) * devices)
+    rough = lax.psum(mean, axis_name) / float(devices)
+    rest = mean - rough
+    parts = jnp.stack([rest, squares / float(n) + rest**2])
+    # What the rounding of that mean has left over, and squares about it.
+    near, spread = lax.psum(parts, axis_name) / float(devices)
+    return rough + near, jnp.maximum(spread - near**2, 0.0)
+
+
+def _gathered(x: jax.Array, axis_name: str | tuple[str, ...]) -> jax.Array:
+    """Return what all devices have, in their order: [devices, ...].
+
+    As a sum, the only exchange after which every device is known to have the same.
+    """
+    devices, mine = lax.axis_size(axis_name), lax.axis_index(axis_name)
+    here = jnp.arange(devices, dtype=mine.dtype).reshape(-1, *[1] * x.ndim) == mine
+    return lax.psum(jnp.where(here, x[None], 0.0), axis_name)
 
 
 def column_sums(rows: jax.Array) -> jax.Array:

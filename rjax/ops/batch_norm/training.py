@@ -151,7 +151,7 @@ def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     # dx needs the sums over every device, the parameters' own gradients stay local:
     # the caller reduces those together with all others.
     n = float(values_per_channel(x, how.axis_name))
-    dz_mean, mean_product = (psum(s, how.axis_name) / n for s in (dbias, product))
+    dz_mean, mean_product = (s / n for s in psums(dbias, product, how.axis_name))
     slope = mean_product * istd * istd
     if how.window is None:  # or XLA writes a mask for both passes, and reads it twice
         x, dy = lax.optimization_barrier((x, dy))
@@ -170,6 +170,11 @@ def _vectors(
     return mean, scale.astype(jnp.float32) * istd, bias.astype(jnp.float32)
 
 
-def psum(x: jax.Array, axis_name: AxisName) -> jax.Array:
-    """Return the sum of x over the mesh axes, x itself without any."""
-    return x if axis_name is None else lax.psum(x, axis_name)
+def psums(
+    a: jax.Array, b: jax.Array, axis_name: AxisName
+) -> tuple[jax.Array, jax.Array]:
+    """Return two sums over the mesh axes in one exchange, a and b without any axes."""
+    if axis_name is None:
+        return a, b
+    a, b = lax.psum(jnp.stack([a, b]), axis_name)
+    return a, b

@@ -9,6 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from rjax.ops import grid, mosaic
@@ -19,6 +20,8 @@ from rjax.ops.slots import ROW, SlotTable
 NAME, NAME_SLOTS = "rjax_check_finite", "rjax_nonfinite_slots"
 # Elements of one program of the per-slot kernel.
 _CHUNK = 16384
+# Pairs of a chunk and a slot up to which all are compared.
+_COMPARED = 2**24
 # Sixteen warpgroups on each of 132 multiprocessors: one wave, all resident.
 _LARGEST, _PROGRAMS = 2048, 2112
 # Sums are this wide, two elements a thread; a block is several loads in flight.
@@ -90,6 +93,20 @@ def _slots_kernel(grads, wanted, chunks, out, *, block):
     pl.when(wanted[0] == 0)(nothing)
 
 
+def _largest_of_slots(largest: jax.Array, owners: np.ndarray, slots: int) -> jax.Array:
+    """Return i32[slots], the largest of every slot's chunks, which are at least 0.
+
+    Comparing every chunk with every slot is one kernel; a scatter takes three, which
+    only pays where there are very many.
+    """
+    if owners.size * slots > _COMPARED:
+        return jax.ops.segment_max(
+            largest, jnp.asarray(owners), num_segments=slots, indices_are_sorted=True
+        )
+    own = jnp.asarray(owners)[None] == jnp.arange(slots, dtype=jnp.int32)[:, None]
+    return jnp.max(jnp.where(own, largest[None], 0), axis=1)
+
+
 def nonfinite_slots(
     grads: jax.Array, wanted: jax.Array | None, table: SlotTable, clamp: bool
 ) -> jax.Array:
@@ -115,11 +132,6 @@ def nonfinite_slots(
         flag.astype(jnp.int32).reshape(1),
         jnp.asarray(chunks),
     )
-    most = jax.ops.segment_max(
-        largest,
-        jnp.asarray(chunks[2]),
-        num_segments=len(table.rows),
-        indices_are_sorted=True,
-    )
+    most = _largest_of_slots(largest, chunks[2], len(table.rows))
     _, infinity = magnitude(jnp.zeros((), jnp.float32))
     return most > infinity if clamp else most >= infinity

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rjax.ops.batch_norm.moments import merge_devices
-from rjax.ops.batch_norm.training import AxisName, psum, values_per_channel
+from rjax.ops.batch_norm.training import AxisName, psums, values_per_channel
 from rjax.ops.dispatch import resolve
 from rjax.ops.pointwise_batch_norm import base, mosaic_gpu, mosaic_products
 
@@ -90,8 +90,9 @@ def _forward(
     centre, spread = moments(x)
     squares = float(n) * jnp.sum(wide * base.product(spread, wide), axis=0)
     local = base.product(centre, wide)
-    mean, var = merge_devices(local, jnp.maximum(squares, 0.0), n, how.axis_name)
-    shared, _ = merge_devices(centre, jnp.zeros_like(centre), n, how.axis_name)
+    mean, var, shared = _over_devices(
+        local, jnp.maximum(squares, 0.0), centre, n, how.axis_name
+    )
     istd = lax.rsqrt(var + how.eps)
     folded = _folded(kernel, scale, istd)
     # Of the rounded weights: the result then has the mean that it should have.
@@ -104,6 +105,18 @@ def _forward(
     if after is not None:
         return ((y, base.convolve(y, after)), mean, var), saved
     return ((y, y) if how.twice else y, mean, var), saved
+
+
+def _over_devices(
+    mean: jax.Array, squares: jax.Array, centre: jax.Array, n: int, axis: AxisName
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return mean and variance of the result and mean of the input, of all devices."""
+    if axis is None:
+        return *merge_devices(mean, squares, n, axis), centre
+    # In one exchange: the input's have no squares of their own.
+    means = jnp.concatenate([mean, centre])
+    means, var = merge_devices(means, jnp.pad(squares, (0, centre.size)), n, axis)
+    return means[: mean.size], var[: mean.size], means[mean.size :]
 
 
 def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
@@ -131,7 +144,7 @@ def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     products += off * dbias
     # dx needs the sums over every device, the parameters' own gradients stay local.
     n, local = float(values_per_channel(x, how.axis_name)), float(x.size // len(wide))
-    dz_mean, mean_product = (psum(s, how.axis_name) / n for s in (dbias, products))
+    dz_mean, mean_product = (s / n for s in psums(dbias, products, how.axis_name))
     slope = mean_product * istd * istd
     with_z = base.product(spread, wide) + jnp.outer(centre, off)
     kept = jnp.outer(centre, dz_mean) + with_z * slope[None]
