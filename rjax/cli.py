@@ -20,8 +20,9 @@ from rjax.bench.measure import BenchError
 from rjax.bench.options import BenchOptions
 from rjax.compare_command import CompareOptions, compare_runs
 from rjax.runs.complaints import one_line
-from rjax.runs.errors import UsageError
+from rjax.runs.errors import RunError, UsageError
 from rjax.runs.options import PlanOptions, TrainOptions
+from rjax.runs.processes import together
 from rjax.runs.recipes import defaults, without_idle
 from rjax.runs.train import print_plan, train
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(options, argv)
     except (UsageError, rjax.data.DataError) as error:
         return _complain(name, error, 2)
-    except (rjax.NonFiniteGradientsError, BenchError) as error:
+    except (rjax.NonFiniteGradientsError, BenchError, RunError) as error:
         return _complain(name, error, 1)
     except BrokenPipeError:
         # The reader has left; what is still in the buffer has nowhere to go.
@@ -80,7 +81,8 @@ def _run(options: Options, argv: list[str]) -> int:
     if isinstance(options, CompareOptions):
         return compare_runs(options)
     if isinstance(options, TrainOptions):
-        return train(without_idle(options), ["rjax", *argv])
+        words = ["rjax", *argv]
+        return together(options.devices, lambda: train(without_idle(options), words))
     return print_plan(options)
 
 

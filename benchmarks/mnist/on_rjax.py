@@ -5,6 +5,7 @@ from typing import Any
 import jax
 from throughput.on_jax import environment
 
+import rjax
 from mnist.settings import Settings
 from rjax.programs import hlo
 from rjax.runs.evaluate import Evaluator, watched_view
@@ -20,6 +21,7 @@ class Rig:
 
     def __init__(self, settings: Settings):
         self._settings = settings
+        rjax.set_xla_flags()  # as `rjax train` does
         self._job = prepare_job(settings.options(settings.seeds[0]))
         self._evaluator = Evaluator(self._job)
         self._views = [watched_view(self._job.config)]

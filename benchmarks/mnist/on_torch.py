@@ -15,14 +15,16 @@ from torch import nn
 
 import rjax
 from mnist.settings import RECIPE, Settings
+from rjax.runs.normalization import Normalization
 
 SCALE = 8192.0
 # Of `RandomErasing`, in rjax and in torchvision.
-TRIES, AREA, ASPECT = 10, (0.02, 0.33), (0.3, 3.3)
+TRIES, AREA, ASPECT = 10, RECIPE["erase_area"], (0.3, 3.3)
+NORMALIZATION = Normalization.preset(RECIPE["normalize"])
 
 
 class MLP(nn.Module):
-    """Dense layers with ReLU between them, drawn as rjax draws them."""
+    """Dense layers with ReLU between them, of normalized images, drawn as rjax does."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int):
         super().__init__()
@@ -39,7 +41,8 @@ class MLP(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = x.flatten(1)
+        (factor,), (offset,) = NORMALIZATION.factor, NORMALIZATION.offset
+        x = x.flatten(1) * factor + offset
         for layer in self.layers[:-1]:
             x = F.relu(layer(x))
         return self.layers[-1](x)

@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 
 from rjax.plan import Plan
-from rjax.programs import hlo, saved, static, tables
+from rjax.programs import hlo, meshes, saved, static, tables
 from rjax.programs.signature import Signature
 
 _TRACED = (
@@ -189,7 +189,8 @@ class Captured:
 
         The file holds the program as StableHLO, stamped with versions, device, plan and
         config; nothing is pickled. XLA compiles it again when it is loaded, with the
-        compiler options given there.
+        compiler options given there. A program over the devices of a mesh is loaded
+        for as many, the first that there are.
 
         Args:
             path: the file; one that is there is replaced in one go.
@@ -200,16 +201,13 @@ class Captured:
         Raises:
             ValueError: for a program that reaches the host, or results of a type that
                 was not registered with `jax.export`.
-            NotImplementedError: for a program that runs on several devices.
+            NotImplementedError: for a program over the devices of several processes,
+                or over several devices without a mesh.
             OSError: as the file system says; what lay there before stays.
         """
-        if (count := len(self._devices())) > 1:
-            raise NotImplementedError(
-                f"`{self.name}` runs on {count} devices; only programs for one can be "
-                "saved."
-            )
+        mesh = meshes.described(self.name, jax.tree.leaves(self._input_shardings()))
         self.assert_static()  # jax.export would refuse a callback, but not say where
-        stamp = self._stamp or saved.make_stamp(self.plan)
+        stamp = self._stamp or {**saved.make_stamp(self.plan), "mesh": mesh}
         return saved.write(Path(path), self.name, self.signature, stamp, self._export())
 
     def __repr__(self) -> str:

@@ -95,7 +95,8 @@ def read(
                 f"{path} has format {header['format']}, this version of rjax reads "
                 f"{FORMAT}; capture the step and save it again."
             )
-        stamp = {key: header[key] for key in _STAMP}
+        # A file of before there were any has no mesh.
+        stamp = {key: header[key] for key in _STAMP} | {"mesh": header.get("mesh")}
         state, batch = (
             tuple(Leaf(x["name"], tuple(x["shape"]), x["dtype"]) for x in header[side])
             for side in ("state", "batch")

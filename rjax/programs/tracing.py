@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from rjax.plan import Plan
-from rjax.programs import saved
+from rjax.programs import meshes, saved
 from rjax.programs.cache import enable_compilation_cache
 from rjax.programs.captured import Captured
 from rjax.programs.signature import Signature, leaves_of
@@ -193,8 +193,8 @@ def load_captured(
 
     Raises:
         ValueError: in a sentence, for a file that is damaged or none of these, and for
-            other versions, another device, another plan or config than it was saved
-            for.
+            other versions, another device, fewer devices, another plan or config than
+            it was saved for.
         OSError: if the file cannot be read.
 
     Example:
@@ -207,7 +207,10 @@ def load_captured(
     started = time.perf_counter()
     name, signature, stamp, exported = saved.read(Path(path), plan)
     run = jax.jit(exported.call, donate_argnums=0)
-    arguments = jax.tree.unflatten(exported.in_tree, exported.in_avals)[0]
+    shapes = exported.in_avals
+    if stamp["mesh"] is not None:
+        shapes = meshes.laid_out(Path(path), stamp["mesh"], exported)
+    arguments = jax.tree.unflatten(exported.in_tree, shapes)[0]
     options = dict(compiler_options) if compiler_options else None
     compiled = run.lower(*arguments).compile(compiler_options=options)
     return Captured(

@@ -111,18 +111,27 @@ def build_model(options: NetworkOptions, num_classes: int) -> Any:
     )
 
 
-def build_augmentation(options: AugmentOptions) -> augment.Chain | None:
-    """Return what changes training images at random, `None` for nothing."""
+def build_augmentation(
+    options: AugmentOptions, black: tuple[float, ...] = (0.0,)
+) -> augment.Chain | None:
+    """Return what changes training images at random, `None` for nothing.
+
+    Args:
+        options: of the changes.
+        black: what they fill with, one number for all channels or one for each.
+    """
+    ground = black[0] if len(black) == 1 else black
     steps = []
     if options.crop_pad:
-        steps.append(augment.RandomCrop(pad=options.crop_pad))
+        steps.append(augment.RandomCrop(pad=options.crop_pad, fill=ground))
     if options.flip:
         steps.append(augment.RandomHorizontalFlip())
     if options.rotate or options.zoom:
         degrees, zoom = options.rotate or 0.0, options.zoom or (1.0, 1.0)
-        steps.append(augment.RandomAffine(degrees=degrees, scale=zoom))
+        steps.append(augment.RandomAffine(degrees=degrees, scale=zoom, fill=ground))
     if options.erase:
-        steps.append(augment.RandomErasing(probability=options.erase))
+        area = options.erase_area or augment.RandomErasing.area
+        steps.append(augment.RandomErasing(options.erase, area, value=ground))
     return augment.Chain(*steps) if steps else None
 
 

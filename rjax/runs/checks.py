@@ -89,6 +89,14 @@ def _check_update(values: dict[str, Any]) -> None:
 
 def _check_augmentation(values: dict[str, Any]) -> None:
     _check_range("erase", values["erase"], "of at most 1", lambda x: x <= 1)
+    if values["erase_area"] is not None and not values["erase"]:
+        raise UsageError("--erase-area means nothing without --erase: give both")
+    least, most = values["erase_area"] or (1.0, 1.0)
+    if not 0 < least <= most <= 1:
+        raise UsageError(
+            "--erase-area must be two numbers above 0 and of at most 1, the lower "
+            f"first, got {least:g} {most:g}"
+        )
     low, high = values["zoom"] or (1.0, 1.0)
     if not (0 < low <= high and math.isfinite(high)):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The one error that means: the caller of the command line has to change something."""
+"""What ends a command in one line, without a traceback."""
 
 import errno
 
@@ -8,3 +8,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class UsageError(Exception):
     """Bad input to a command; its text is one line with the remedy."""
+
+
+class RunError(Exception):
+    """A run that cannot go on, for no fault of its options; its text is one line."""

@@ -62,6 +62,7 @@ class Evaluator:
         The state may be given away once this returns. Of sets on the device nothing is
         waited for.
         """
+        state = self._job.spread.whole(state)
         if self._job.sampling is not None:
             batches = self._placed(examples)
             return views, self._program(tuple(views), scanned=True)(state, batches)

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from rjax.runs.device_options import DeviceOptions
+
 
 def _hint(default: str) -> str:
     """Return what the help says of a default: nothing of one that is `None`."""
@@ -38,6 +40,8 @@ class SourceOptions:
         data_dir: Folder with the files of the data set; only `digits` needs
             none.
         image_size: Side that pictures of `images` are resized and cropped to.
+        normalize: Bring images to mean 0 and standard deviation 1 by the figures of
+            this set; augmentation still fills with black.
     """
 
     data: Literal[
@@ -45,6 +49,7 @@ class SourceOptions:
     ] = "digits"
     data_dir: Folder = None
     image_size: Count = None
+    normalize: Annotated[Literal["mnist", "cifar10", "imagenet"] | None, _name] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +136,8 @@ class AugmentOptions:
         rotate: Largest angle, in degrees, that images are turned by either way.
         zoom: Lowest and highest factor of their size, 1 leaves it.
         erase: Share of the images that lose a box of random shape and place.
+        erase_area: Least and largest share of an image that the box of --erase covers;
+            0.02 0.33 if not given.
     """
 
     crop_pad: Count = None
@@ -138,6 +145,7 @@ class AugmentOptions:
     rotate: Number = None
     zoom: Annotated[tuple[float, float] | None, _range] = None
     erase: Number = None
+    erase_area: Annotated[tuple[float, float] | None, _range] = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +295,7 @@ class TrainOptions(PlanOptions):
     rate: RateOptions = RateOptions()
     loop: LoopOptions = LoopOptions()
     output: OutputOptions = OutputOptions()
+    devices: DeviceOptions = DeviceOptions()
     recipe: RecipeOptions = RecipeOptions()
 
 

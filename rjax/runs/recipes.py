@@ -20,10 +20,12 @@ from rjax.runs.options import (
 RECIPES: Mapping[str, TrainOptions] = {
     "mnist-mlp": TrainOptions(
         recipe=RecipeOptions(recipe="mnist-mlp"),
-        source=SourceOptions(data="mnist"),
+        source=SourceOptions(data="mnist", normalize="mnist"),
         network=NetworkOptions(model="mlp", hidden=(1024, 512, 256)),
         update=UpdateOptions(optimizer="adamw", weight_decay=1e-4, ema_decay=0.0),
-        augment=AugmentOptions(crop_pad=2, rotate=20.0, zoom=(0.8, 1.2), erase=0.5),
+        augment=AugmentOptions(
+            crop_pad=2, rotate=20.0, zoom=(0.8, 1.2), erase=0.5, erase_area=(0.02, 0.06)
+        ),
         rate=RateOptions(
             learning_rate=1e-3,
             schedule="cosine",

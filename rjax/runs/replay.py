@@ -107,7 +107,8 @@ def replay(run: Path, first: int, last: int, out: Path) -> None:
     job = prepare_job(options)
     if last > job.total_steps:
         raise UsageError(f"the run has {job.total_steps} steps, not {last}")
-    step, state = job.traced.compile(), job.initial_state()
+    step = job.spread.program(job.traced.compile())
+    state = job.initial_state()
     batches = job.batches()
     for _ in range(first):
         state, _ = step(state, next(batches))

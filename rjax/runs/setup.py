@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 
 import rjax
-from rjax.programs import Captured, CapturedEpoch, Traced, capture_epoch, trace
+from rjax.programs import Traced, capture_epoch, trace
 from rjax.programs.sampling import Augment, Sampling
-from rjax.runs import batches, build
+from rjax.runs import batches, build, devices
 from rjax.runs.checks import check_options
 from rjax.runs.errors import UsageError
-from rjax.runs.options import PlanOptions, TrainOptions, with_values
+from rjax.runs.normalization import Normalization
+from rjax.runs.options import PlanOptions, SourceOptions, TrainOptions, with_values
 from rjax.runs.schedules import build_schedule
 
 
@@ -56,9 +57,15 @@ class Job:
     learning_rate: float
 
     @functools.cached_property
+    def spread(self) -> devices.Spread:
+        """Where the arrays of the run lie."""
+        return devices.Spread(self.step)
+
+    @functools.cached_property
     def traced(self) -> Traced:
         """The step, traced for the batches of the run."""
-        return trace(self.step, self.initial_state(), self.first)
+        first = self.spread.batch(self.first)
+        return trace(self.step, self.initial_state(), first)
 
     @property
     def total_steps(self) -> int:
@@ -84,21 +91,22 @@ class Job:
             return "validation", self.validation
         return "test", self.data.test
 
-    def compile(self) -> Captured | CapturedEpoch:
+    def compile(self) -> Callable[..., Any]:
         """Return the program of a step or, of whole epochs, that of an epoch."""
         if self.sampling is None:
-            return self.traced.compile()
+            return self.spread.program(self.traced.compile())
         with complaints_as_usage():
-            return capture_epoch(
+            epoch = capture_epoch(
                 self.step,
                 self.initial_state(),
-                self.train,
+                self.spread.everywhere(self.train),
                 self.sampling.batch_size,
                 augment=self.sampling.augment,
                 ahead=self.sampling.ahead,
                 reports=True,
                 every=self.options.output.record_every,
             )
+        return self.spread.program(epoch)
 
     def batches(self) -> Generator[Any, None, None]:
         """Return the batches of the whole run, in order, for a step at a time."""
@@ -110,7 +118,8 @@ class Job:
 
     def initial_state(self) -> rjax.RegionState:
         """Return a fresh state, to be given away to the first step."""
-        return _initial_state(self.plan, self.variables, self.options.loop.seed)
+        seed = self.options.loop.seed
+        return self.spread.state(_initial_state(self.plan, self.variables, seed))
 
 
 def prepare_plan(options: PlanOptions) -> rjax.Plan:
@@ -135,7 +144,7 @@ def prepare_job(options: TrainOptions) -> Job:
     """
     check_options(options)
     loop = options.loop
-    data = build.load_data(options.source)
+    data, black = _images(options.source)
     train, validation = build.hold_out(data, loop)
     count = rjax.data.num_examples(train)
     if loop.batch_size > count:
@@ -150,13 +159,11 @@ def prepare_job(options: TrainOptions) -> Job:
     with complaints_as_usage():
         config = build.build_config(options, schedule)
         model = build.build_model(options.network, data.num_classes)
-        augment = build.build_augmentation(options.augment)
+        augment = build.build_augmentation(options.augment, black)
         variables = _init(model, jax.random.key(loop.seed), first[0][:1])
         plan = _plan(config, variables)
         loss_fn = rjax.linen_loss(model, make_criterion(loop.label_smoothing))
-        step = rjax.make_train_step(
-            loss_fn, plan, digest_grads=options.output.record_grads
-        )
+        step = devices.make_step(options, loss_fn, plan)
         sampling = None
         if loop.whole_epochs:
             train = batches.resident(train, config.policy.compute_dtype)
@@ -171,6 +178,15 @@ def prepare_job(options: TrainOptions) -> Job:
         if sampling is None:
             _ = job.traced  # complains now; of an epoch, that is part of compiling
     return job
+
+
+def _images(source: SourceOptions) -> tuple[rjax.data.Dataset, tuple[float, ...]]:
+    """Return the data as they are trained on, and what is black in them."""
+    data = build.load_data(source)
+    if source.normalize is None:
+        return data, (0.0,)
+    change = Normalization.preset(source.normalize)
+    return change.dataset(data), change.offset
 
 
 def _for_whole_epochs(options: TrainOptions, steps: int) -> TrainOptions:
@@ -204,7 +220,10 @@ def make_criterion(
     def criterion(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, Any]:
         losses = rjax.ops.softmax_cross_entropy(logits, labels, label_smoothing)
         hits = jnp.argmax(logits, axis=-1).astype(labels.dtype) == labels
-        return losses.mean(), {"accuracy": hits.astype(jnp.float32).mean()}
+        # Both means from one pass: in a small step every kernel counts.
+        both = jnp.stack([losses, hits.astype(losses.dtype)])
+        loss, accuracy = jnp.mean(both, axis=1)
+        return loss, {"accuracy": accuracy}
 
     return criterion
 

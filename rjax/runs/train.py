@@ -16,10 +16,10 @@ from rjax.repro.manifest import Manifest, describe_data
 from rjax.runs.console import Console, describe_evaluation, percent, say
 from rjax.runs.errors import NO_ROOM, UsageError
 from rjax.runs.evaluate import Evaluator, all_views
-from rjax.runs.folder import claim_folder
 from rjax.runs.interrupts import Interrupted, Interrupts
 from rjax.runs.loop import fit
 from rjax.runs.options import PlanOptions, TrainOptions, flat
+from rjax.runs.processes import run_folder
 from rjax.runs.recipes import describe
 from rjax.runs.recorder import Recorder
 from rjax.runs.setup import Job, prepare_job, prepare_plan
@@ -44,6 +44,8 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
             deterministic()
         except RuntimeError as error:
             raise UsageError(f"--deterministic: {error}") from None
+    with suppress(RuntimeError):  # JAX has started, in a notebook say: without them
+        rjax.set_xla_flags()
     if options.loop.compile_cache:
         _enable_cache()
     with Interrupts() as interrupts:
@@ -54,7 +56,7 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
             say(line)
         source, network = options.source.data, options.network.model
         name = f"{source}-{network}-{options.numerics.precision}"
-        folder = claim_folder(options.output.out, name)
+        folder = run_folder(options.output.out, name)
         try:
             manifest = Manifest(folder, **_facts(job, command))
             return _record(job, folder, manifest, interrupts)

@@ -12,6 +12,12 @@ from helpers import BOTH, config
 from parallel.rigs import ONE, assert_near, pull, rows, weights
 
 TESTS = Path(__file__).parents[1]
+# Two devices, and programs that are compiled in half the time.
+FLAGS = (
+    "--xla_force_host_platform_device_count=2",
+    "--xla_backend_optimization_level=0",
+    "--xla_llvm_disable_expensive_passes=true",
+)
 SCRIPT = """
 import json, sys
 import jax
@@ -44,7 +50,7 @@ def test_two_processes_train_as_one():
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=2",
+        "XLA_FLAGS": " ".join(FLAGS),
         "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]),
     }
     started = [

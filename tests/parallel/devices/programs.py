@@ -30,7 +30,7 @@ def test_steps_compile_once_and_take_the_state_over(over, compilations):
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_scan_and_a_captured_program_give_the_bits_of_a_loop(sharded):
+def test_scans_captured_and_saved_programs_give_the_bits_of_a_loop(sharded, tmp_path):
     rig = pull(Over(2, sharded), config(), BOTH)
     batches = [rows(i, BOTH, n=2) for i in range(2)]
     right, reports = rig.run(*batches)
@@ -45,8 +45,12 @@ def test_a_scan_and_a_captured_program_give_the_bits_of_a_loop(sharded):
         state, found = program(state, batch)
         assert bits(found) == bits(report)
     assert bits(state) == bits(right)
-    with pytest.raises(NotImplementedError, match="2 devices"):
-        program.save("never.rjax")
+    loaded = rjax.load_captured(program.save(tmp_path / "step.rjax"), rig.plan)
+    state = first = rig.state()
+    for batch in batches:
+        state, _ = loaded(state, batch)
+    assert bits(state) == bits(right) and first.master.is_deleted()
+    assert state.master.sharding.is_fully_replicated is not sharded
     with pytest.raises(ValueError, match="compiled for"):
         program(state, rows(0, BOTH, n=4))
 
