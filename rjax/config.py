@@ -241,8 +241,11 @@ def _policy(precision: str | Policy) -> Policy:
 
 def _check_kind(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, kind) and not (value is None and name != "optimizer"):
+        of_optax = name == "optimizer" and hasattr(value, "update")
+        remedy = "; wrap it in rjax.optim.from_optax" if of_optax else ""
         raise ValueError(
-            f"`{name}` must be an rjax {name.title()}, got {type(value).__name__}."
+            f"`{name}` must be an rjax {name.title()}, got {type(value).__name__}"
+            f"{remedy}."
         )
 
 

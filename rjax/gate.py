@@ -70,10 +70,10 @@ def _skip(flow: InFlight) -> Found:
 def keep(flow: InFlight) -> dict[str, Any]:
     """Return all that is gated as it was, bit for bit."""
     kept = {name: getattr(flow.state, name) for name in GATED}
-    return jax.tree.map(_rewritten, kept)
+    return jax.tree.map(rewritten, kept)
 
 
-def _rewritten(x: jax.Array) -> jax.Array:
+def rewritten(x: jax.Array) -> jax.Array:
     """Return x, its first element written over itself.
 
     A branch that only passes its operands through makes XLA (seen with jax 0.10.2)

@@ -53,10 +53,11 @@ def _optax_update(flow: InFlight) -> dict[str, Any]:
     """Run an Optax transformation on trees of true gradients and masters."""
     plan, state, config = flow.plan, flow.state, flow.plan.config
     assert isinstance(config.optimizer, OptaxOptimizer)
-    steps, opt_state = config.optimizer.tx.update(
+    steps, opt_state = config.optimizer.update(
         plan.unpack(_true_gradient(flow)),
         state.opt_state,
         plan.unpack(state.master),
+        flow.loss,
     )
     return {"master": state.master + plan.pack(steps), "opt_state": opt_state}
 

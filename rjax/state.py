@@ -170,7 +170,7 @@ def _initial(
     rate = config.learning_rate if config.schedule is None else None
     opt_state = None
     if isinstance(config.optimizer, OptaxOptimizer):
-        opt_state = config.optimizer.tx.init(plan.unpack(master))
+        opt_state = config.optimizer.init(plan.unpack(master))
     return RegionState(
         master=master,
         compute=compute,

@@ -1,6 +1,7 @@
 """Forward and backward pass on the compute view, micro-batch by micro-batch."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,8 @@ from jax.custom_derivatives import SymbolicZero
 
 from rjax.ops import cast
 from rjax.ops.dense import float32_weight_gradients
-from rjax.plan import Plan, Slot
+from rjax.ops.manual_axes import align
+from rjax.plan import Plan
 from rjax.state import RegionState, assemble, views
 from rjax.trees import dtype_of, flatten
 
@@ -103,9 +105,9 @@ def split(batch: Any, k: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(k, x.shape[0] // k, *x.shape[1:]), batch)
 
 
-def _tappable(slot: Slot, value: jax.Array) -> bool:
+def _tappable(value: jax.Array) -> bool:
     """Whether `ops.dense` could be given this very array as its kernel."""
-    return value.ndim == 2 and value.dtype != jnp.float32
+    return value.ndim == 2 and value.dtype in (jnp.float16, jnp.bfloat16)
 
 
 def _watched(x: jax.Array, note: Any) -> jax.Array:
@@ -125,6 +127,46 @@ def _watched(x: jax.Array, note: Any) -> jax.Array:
     return same(x)
 
 
+def differentiate(
+    scaled_loss: Callable[[list[jax.Array]], Any], view: list[jax.Array]
+) -> tuple[tuple[jax.Array, ...], Any]:
+    """Differentiate ``scaled_loss(view) -> (f32[], aux)`` by the leaves of a view.
+
+    Args:
+        scaled_loss: of the very arrays it is given, so that `ops.dense` knows them.
+        view: floating arrays.
+
+    Returns:
+        A cotangent for each of the view, of its dtype, but float32 for a half kernel
+        that went through `ops.dense`; and `aux`.
+    """
+    where = [i for i, x in enumerate(view) if _tappable(x)]
+    taps = [
+        align(view[i], jnp.zeros(view[i].shape, jnp.float32))[1] for i in where
+    ]  # fmt: skip
+    used: set[int] = set()
+    elsewhere: set[int] = set()
+
+    def tapped(view: list[jax.Array], taps: list[jax.Array]) -> Any:
+        view = list(view)
+        for i in where:
+            view[i] = _watched(view[i], functools.partial(elsewhere.add, i))
+        kernels = [view[i] for i in where]
+        with float32_weight_gradients(kernels, taps) as record:
+            returned = scaled_loss(view)
+        used.update(record.used)
+        return returned
+
+    scaled, pullback, aux = jax.vjp(tapped, view, taps, has_aux=True)
+    cotangents, wide = pullback(align(scaled, jnp.ones((), jnp.float32))[1])
+    for position in used:
+        i = where[position]
+        # A kernel that `dense` alone uses has no other gradient: none is added to it.
+        rest = [cast(cotangents[i], jnp.float32)] if i in elsewhere else []
+        cotangents[i] = sum(rest, start=wide[position])
+    return tuple(cotangents), aux
+
+
 def _micro_batch(
     plan: Plan,
     frozen: dict[str, jax.Array],
@@ -136,35 +178,17 @@ def _micro_batch(
     key: jax.Array,
 ) -> Gradients:
     """Differentiate one micro-batch."""
-    where = [i for i, x in enumerate(view) if _tappable(plan.slots[i], x)]
-    taps = [jnp.zeros(view[i].shape, jnp.float32) for i in where]
-    used: set[int] = set()
-    elsewhere: set[int] = set()
 
-    def scaled_loss(view: list[jax.Array], taps: list[jax.Array]) -> Any:
-        view = list(view)
-        for i in where:
-            view[i] = _watched(view[i], functools.partial(elsewhere.add, i))
-        kernels = [view[i] for i in where]
-        with float32_weight_gradients(kernels, taps) as record:
-            params = assemble(plan, view, frozen)
-            loss, stats, metrics = _checked(
-                loss_fn(params, batch_stats, batch, key), batch_stats
-            )
-        used.update(record.used)
+    def scaled_loss(view: list[jax.Array]) -> Any:
+        params = assemble(plan, view, frozen)
+        loss, stats, metrics = _checked(
+            loss_fn(params, batch_stats, batch, key), batch_stats
+        )
         return loss.astype(jnp.float32) * scale, (loss, stats, metrics)
 
-    _, pullback, (loss, stats, metrics) = jax.vjp(
-        scaled_loss, view, taps, has_aux=True
-    )  # fmt: skip
-    cotangents, wide = pullback(jnp.ones((), jnp.float32))
-    for position in used:
-        i = where[position]
-        # A kernel that `dense` alone uses has no other gradient: none is added to it.
-        rest = [cast(cotangents[i], jnp.float32)] if i in elsewhere else []
-        cotangents[i] = sum(rest, start=wide[position])
+    cotangents, (loss, stats, metrics) = differentiate(scaled_loss, view)
     # A half-precision loss is reported as rounded, whatever the scaled one kept.
-    return Gradients(tuple(cotangents), cast(loss, jnp.float32), metrics, stats)
+    return Gradients(cotangents, cast(loss, jnp.float32), metrics, stats)
 
 
 def _checked(returned: Any, batch_stats: Any) -> tuple[jax.Array, Any, Any]:

@@ -19,3 +19,4 @@ from rjax.data.folder import load_image_folder as load_image_folder
 from rjax.data.idx import load_fashion_mnist as load_fashion_mnist
 from rjax.data.idx import load_mnist as load_mnist
 from rjax.data.prefetch import prefetch as prefetch
+from rjax.data.text import load_text as load_text
