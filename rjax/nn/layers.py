@@ -29,10 +29,11 @@ from rjax.ops.pointwise_batch_norm import pointwise_batch_norm
 
 
 def _he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Draw a kernel; equals `flax.linen.initializers.he_normal()` bit for bit.
+    """Draw a kernel; equals `flax.linen.initializers.he_normal()`.
 
     Drawn as a matrix of the same fan-in, whose elements lie in the same order: XLA on
-    CPU needs seconds to compile a four-dimensional draw, and a fraction for this.
+    CPU needs seconds to compile a four-dimensional draw, and a fraction for this. Its
+    code for another shape may round the last place of some elements otherwise.
     """
     matrix = (math.prod(shape[:-1]), shape[-1])
     return nn.initializers.he_normal()(key, matrix, dtype).reshape(shape)
