@@ -58,11 +58,13 @@ class Roles:
         of: {name: role}, of those that are not compute, "" for what runs others.
         nbytes: {role: bytes that the devices reduce}.
         last: name of the layer that reads the input.
+        order: roles of all collectives, in the order in which the program begins them.
     """
 
     of: Mapping[str, str]
     nbytes: Mapping[str, int]
     last: str
+    order: tuple[str, ...] = ()
 
 
 def first_layer(plan: Any) -> str:
@@ -81,6 +83,8 @@ def roles_of(text: str, plan: Any) -> Roles:
     kinds = profiling.kinds_of(text)
     roles: dict[str, str] = {}
     sizes: dict[str, list[int]] = collections.defaultdict(list)
+    order: list[str] = []
+    entry = program.computations[program.entry]
     for body in program.computations.values():
         users = _users(body)
         for name, instruction in body.items():
@@ -89,9 +93,12 @@ def roles_of(text: str, plan: Any) -> Roles:
             if role is None:
                 continue
             roles[profiling.plain(name)] = role
+            if body is entry and _is_collective(instruction, program):
+                order.append(role)
             if role in _BUCKETS.values():
                 sizes[role].append(_moved(instruction, body))
-    return Roles(roles, {role: sum(found) for role, found in sizes.items()}, layer)
+    nbytes = {role: sum(found) for role, found in sizes.items()}
+    return Roles(roles, nbytes, layer, tuple(order))
 
 
 def _role(
@@ -181,11 +188,32 @@ def role_of(event: Event, roles: Roles) -> str:
     return "stats" if _BY_NAME.search(event.name) else "compute"
 
 
+def _in_turn(events: Sequence[Event], roles: Roles, steps: int) -> dict[Event, str]:
+    """Return the roles of kernels between devices that are known by name only.
+
+    NCCL's do not say which instruction they belong to; but a device runs them in the
+    order of the program, once in every step. Where their number is another, none.
+    """
+    found: dict[int, list[Event]] = collections.defaultdict(list)
+    for event in events:
+        known = roles.of.get(profiling.plain(event.instruction))
+        if not known and _BY_NAME.search(event.name):
+            found[event.device].append(event)
+    told = {}
+    for own in found.values():
+        if len(own) == steps * len(roles.order):
+            own.sort(key=lambda event: event.start)
+            told |= dict(zip(own, roles.order * steps, strict=True))
+    return told
+
+
 def summarize(events: Iterable[Event], roles: Roles, steps: int) -> dict[str, Any]:
     """Return, for every device and bucket, medians over steps, and one timeline."""
     found: dict[int, dict[str, list[Event]]] = {}
-    for event in events:
-        role = role_of(event, roles)
+    every = list(events)
+    told = _in_turn(every, roles, steps)
+    for event in every:
+        role = told.get(event) or role_of(event, roles)
         if role:
             by_role = found.setdefault(event.device, collections.defaultdict(list))
             by_role[role].append(event)

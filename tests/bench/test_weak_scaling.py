@@ -191,6 +191,23 @@ def test_a_reduction_is_seen_beside_the_backward_pass() -> None:
     assert timeline["last"][-1] == pytest.approx([-1.75, 0.0])
 
 
+@pytest.mark.parametrize("missing", [False, True])
+def test_kernels_of_nccl_are_told_apart_by_their_turn(missing: bool) -> None:
+    """They have no instruction, and one name; psum.1 is that of a norm."""
+    roles = overlap.roles_of(PROGRAM, PLAN)
+    assert roles.order == ("stats", "deep", "first")
+    rows = [("wgrad.4", 2.0, 3.5), ("nccl a", 0.0, 0.5), ("nccl b", 1.0, 4.0)]
+    data = trace(*rows, *([] if missing else [("nccl c", 5.0, 6.0)]))
+    for line in data.planes[1].lines:
+        for each in line.events:
+            if "nccl" in each.name:
+                each.name, each.stats = "ncclDevKernel_AllReduce", []
+    found = overlap.summarize(overlap.read_events(data), roles, 2)
+    buckets = found["devices"]["1"]["buckets"]
+    took = {name: row["ms"] for name, row in buckets.items()}
+    assert took == ({} if missing else pytest.approx({"deep": 3.0, "first": 1.0}))
+
+
 def test_what_was_not_seen_is_said() -> None:
     roles = overlap.roles_of(PROGRAM, PLAN)
     data = trace(("wgrad.4", 2.0, 3.0))
