@@ -320,9 +320,9 @@ def test_the_view_is_that_of_the_train_step():
 def test_what_cannot_be_is_said_in_one_sentence():
     w, rule = _w(1.0), rjax.scaling.halving()
     wrong_calls = [
-        (lambda: rjax.LossScale.init(8192.0), "`rule` must be a rule"),  # type: ignore
-        (lambda: rjax.scaled_value_and_grad(jnp.sum, rule), "rjax.LossScale"),  # type: ignore
-        (lambda: rjax.apply_gated(max, 2.0, w, w), "got float; make one"),  # type: ignore
+        (lambda: rjax.LossScale.init(8192.0), "`rule` must be a rule"),  # pyright: ignore[reportArgumentType]
+        (lambda: rjax.scaled_value_and_grad(jnp.sum, rule), "rjax.LossScale"),  # pyright: ignore[reportArgumentType]
+        (lambda: rjax.apply_gated(max, 2.0, w, w), "got float; make one"),  # pyright: ignore[reportArgumentType]
         (lambda: _differentiate(lambda w: w), r"scalar, got float32\[1\]; take"),
         (lambda: _differentiate(lambda w: (w.sum(), 1)), "scalar, got <class 'tuple'>"),
         (lambda: _differentiate(lambda w: jnp.sum(w > 0)), r"got int32\[\]"),
