@@ -14,7 +14,7 @@ some steps before it the call takes as long as a step.) Kernels and bytes by sta
 read from the program.
 
     PYTHONPATH=. python benchmarks/capture.py [--model resnet50] [--batch 256]
-        [--repeats 3] [--peers flax] [--stages] [--json FILE]
+        [--repeats 3] [--cold 3] [--peers flax] [--stages] [--json FILE]
 """
 
 import argparse
@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--image", type=int, default=224)
     parser.add_argument("--classes", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cold", type=int, help="repeats of cold ones, if others")
     parser.add_argument("--peers", default="flax", help="flax, or nothing")
     parser.add_argument("--stages", action="store_true", help="print kernels by stage")
     parser.add_argument("--json", type=pathlib.Path)
@@ -182,7 +183,7 @@ def main() -> None:
         return found
 
     peers = [peer for peer in options.peers.split(",") if peer]
-    for _ in range(options.repeats):
+    for _ in range(options.cold or options.repeats):
         for who in ("rjax", *peers):
             found = run(Task(who, "cold", *size))
             text = found["text"] if who == "rjax" else ""

@@ -29,6 +29,7 @@ SETS = {
     "default": "",
     "chosen": CHOSEN,
     "convolutions": "--xla_gpu_enable_command_buffer=+CONVOLUTION",
+    "chosen+branches": CHOSEN.replace("=+", "=+CONDITIONAL,+"),
     "chosen+loops": CHOSEN.replace("=+", "=+CONDITIONAL,+WHILE,+"),
     "chosen+skip": f"{CHOSEN} --xla_gpu_command_buffer_update_mode=SKIP_TEMP",
     "chosen+fusion": f"{CHOSEN} --xla_gpu_experimental_enable_conv_fusion=true",

@@ -13,7 +13,7 @@ RECIPE = flat(RECIPES["mnist-mlp"])
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The runs of one contender.
+    """Runs of one contender.
 
     Attributes:
         contender: "rjax" or one of `PEERS`.
@@ -59,7 +59,7 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     add("--batch", type=int, default=RECIPE["batch_size"])
     add("--hidden", default=",".join(map(str, RECIPE["hidden"])))
     add("--warmup-epochs", type=float, default=RECIPE["warmup_epochs"])
-    add("--timeout", type=int, default=3600, help="seconds a contender may take")
+    add("--timeout", type=int, default=3600, help="seconds a run may take")
     add("--json", help="keep all samples here, one contender a line")
     add("--only", help=argparse.SUPPRESS)  # the child: one contender, one JSON line
     return parser

@@ -28,7 +28,7 @@ def lines(record: Record) -> Iterator[str]:
         f"{name} on {record['device']}: {statistics.median(found):.2f} epochs/s "
         f"[{min(found):.2f} {max(found):.2f}], {microseconds(record):.1f} µs a step"
         + (f", {kernels:.1f} kernels a step" if kernels else "")
-        + f"; compiled and warm after {record['compile_s']:.1f} s"
+        + f"; compiled and warm after {statistics.median(record['compile_s']):.1f} s"
     )
     for run in record["runs"]:
         accuracy = run["accuracy"]

@@ -6,7 +6,6 @@ used as such.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from rjax.nn.draws import he_normal
 from rjax.ops.batch_axes import shared_axes
 from rjax.ops.batch_norm import (
     batch_norm,
@@ -26,29 +26,6 @@ from rjax.ops.batch_norm import (
 from rjax.ops.dense import dense
 from rjax.ops.max_pool import Window
 from rjax.ops.pointwise_batch_norm import pointwise_batch_norm
-
-
-def _he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Draw a kernel; equals `flax.linen.initializers.he_normal()`.
-
-    Drawn as a matrix of the same fan-in, whose elements lie in the same order: XLA on
-    CPU needs seconds to compile a four-dimensional draw, and a fraction for this. Its
-    code for another shape may round the last place of some elements otherwise.
-    """
-    matrix = (math.prod(shape[:-1]), shape[-1])
-    return nn.initializers.he_normal()(key, matrix, dtype).reshape(shape)
-
-
-def kaiming_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """Draw a kernel of variance `2 / fan_out`, not truncated, as torchvision does.
-
-    `fan_out` is `height * width * features`. Drawn as a matrix, like `_he_normal`.
-
-    Source: He et al., https://arxiv.org/abs/1502.01852, section 2.2, backward case.
-    """
-    matrix = (math.prod(shape[:-1]), shape[-1])
-    std = math.sqrt(2 / math.prod((*shape[:-2], shape[-1])))
-    return std * jax.random.normal(key, matrix, dtype).reshape(shape)
 
 
 class Dense(nn.Module):
@@ -72,7 +49,7 @@ class Dense(nn.Module):
 
     features: int
     use_bias: bool = True
-    kernel_init: Callable[..., jax.Array] = _he_normal
+    kernel_init: Callable[..., jax.Array] = he_normal
 
     @nn.compact
     def __call__(
@@ -115,7 +92,7 @@ class Conv(nn.Module):
     strides: int | tuple[int, int] = 1
     padding: str | Sequence[tuple[int, int]] = "SAME"
     use_bias: bool = True
-    kernel_init: Callable[..., jax.Array] = _he_normal
+    kernel_init: Callable[..., jax.Array] = he_normal
 
     @nn.compact
     def __call__(
@@ -153,7 +130,7 @@ class Kernel(nn.Module):
     """
 
     shape: tuple[int, ...]
-    kernel_init: Callable[..., jax.Array] = _he_normal
+    kernel_init: Callable[..., jax.Array] = he_normal
 
     @nn.compact
     def __call__(self) -> jax.Array:
@@ -276,7 +253,7 @@ class ConvBNReLU(nn.Module):
     padding: str | Sequence[tuple[int, int]] = "SAME"
     axis_name: str | tuple[str, ...] | None = None
     pool: Window | None = None
-    kernel_init: Callable[..., jax.Array] = _he_normal
+    kernel_init: Callable[..., jax.Array] = he_normal
 
     @nn.compact
     def __call__(

@@ -11,6 +11,7 @@ import flax.linen as nn
 import jax
 from jaxtyping import Array, Float
 
+from rjax.nn.draws import fan_in_uniform, kaiming_normal
 from rjax.nn.layers import (
     BatchNorm,
     Conv,
@@ -18,7 +19,6 @@ from rjax.nn.layers import (
     Dense,
     Kernel,
     global_mean,
-    kaiming_normal,
 )
 from rjax.ops.max_pool import Window
 
@@ -26,9 +26,6 @@ from rjax.ops.max_pool import Window
 # those that the shortcut of a block takes.
 _AROUND = ((1, 1), (1, 1))
 _AROUND_STEM = ((3, 3), (3, 3))
-
-# Uniform between plus and minus 1 / sqrt(inputs).
-_head_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 
 class BottleneckBlock(nn.Module):
@@ -199,7 +196,7 @@ class ResNet50(nn.Module):
                 name=f"stage{stage}_block{i}",
             )
             x = block(x, train, convolved, after)
-        head = Dense(self.num_classes, kernel_init=_head_init, name="head")
+        head = Dense(self.num_classes, kernel_init=fan_in_uniform, name="head")
         return head(global_mean(x))
 
     def _first_kernel(

@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from rjax.nn.layers import ConvBNReLU, Dense, kaiming_normal
+from rjax.nn.draws import kaiming_normal, normal
+from rjax.nn.layers import ConvBNReLU, Dense
 from rjax.ops.max_pool import Window
 
 # Convolutions of each stage and how far each widens the first: configuration D.
@@ -17,7 +18,7 @@ STAGES = ((2, 1), (2, 2), (3, 4), (3, 8), (3, 8))
 # Rows and columns of the image that the classifier reads.
 POOLED = 7
 
-_dense_init = nn.initializers.normal(0.01)
+_dense_init = normal(0.01)
 
 
 class VGG16BN(nn.Module):

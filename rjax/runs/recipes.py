@@ -24,7 +24,11 @@ RECIPES: Mapping[str, TrainOptions] = {
         network=NetworkOptions(model="mlp", hidden=(1024, 512, 256)),
         update=UpdateOptions(optimizer="adamw", weight_decay=1e-4, ema_decay=0.0),
         augment=AugmentOptions(
-            crop_pad=2, rotate=20.0, zoom=(0.8, 1.2), erase=0.5, erase_area=(0.02, 0.06)
+            crop_pad=2,
+            rotate=20.0,
+            zoom=(0.8, 1.2),
+            erase=0.5,
+            erase_area=(0.005, 0.02),
         ),
         rate=RateOptions(
             learning_rate=1e-3,

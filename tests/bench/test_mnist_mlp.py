@@ -113,7 +113,7 @@ def record(name: str, seconds: list[float], **more: Any) -> dict[str, Any]:
         "seed": 0, "seconds": seconds, "loss": [2.0, 1.0], "accuracy": [0.994, 0.99],
         "skipped": 1, "scale": 4096.0,
     }  # fmt: skip
-    head = {"contender": name, "steps": 10, "device": "cpu", "compile_s": 1.5}
+    head = {"contender": name, "steps": 10, "device": "cpu", "compile_s": [1.5, 2.5, 9]}
     return {**head, "runs": [run], **more}
 
 
@@ -126,7 +126,7 @@ def test_figures_are_those_of_the_samples() -> None:
         in (said)
     )
     assert "seed 0: best 99.40% (epoch 1), last 99.00%; loss 2.0000 -> 1.0000" in said
-    assert "skipped 1, scale 4096" in said
+    assert "skipped 1, scale 4096" in said and "warm after 2.5 s" in said
     left = {"contender": "torch-eager", "failed": "no torch"}
     rows = list(table.table([ours, peer, left]))
     assert len(rows) == 4 and "2.00x" in rows[3] and "0x" not in rows[2]
@@ -143,6 +143,27 @@ def test_launches_are_counted_by_step() -> None:
     line = '  %{0} = f32[8]{{0}} {0}(%x), op_name="a"\n'
     two = "".join(map(line.format, ("fusion-start", "fusion-done", "fusion")))
     assert on_rjax.launches(f"ENTRY %main (x: f32[8]) -> f32[8] {{\n{two}}}\n", 1) == 2
+
+
+def test_runs_take_turns_each_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def spawn(one: Any, timeout: float) -> dict[str, Any]:
+        asked.append((one.contender, one.seeds))
+        if one.contender == "torch-eager" and one.seeds == (2,):
+            return {"contender": one.contender, "failed": "out of memory"}
+        found = record(one.contender, [0.1], compile_s=float(one.seeds[0]))
+        found["runs"][0]["seed"] = one.seeds[0]
+        return found
+
+    monkeypatch.setattr(script, "spawn", spawn)
+    both = parsed("--data-dir", "d", "--seeds", "1,2", "--peers", "torch-eager")
+    ours, peer = script.by_turns(both, 9)
+    assert asked == [
+        (name, (seed,)) for seed in (1, 2) for name in ("rjax", "torch-eager")
+    ]
+    assert [run["seed"] for run in ours["runs"]] == ours["compile_s"] == [1, 2]
+    assert ours["seeds"] == [1, 2] and peer["failed"] == "out of memory"
 
 
 @pytest.mark.slow

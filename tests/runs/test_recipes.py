@@ -29,7 +29,7 @@ def test_the_recipe_of_mnist() -> None:
     assert {name: x for name, x in values.items() if x != plain[name]} == {
         "recipe": "mnist-mlp", "data": "mnist", "hidden": (1024, 512, 256),
         "optimizer": "adamw", "ema_decay": 0.0, "crop_pad": 2, "rotate": 20.0,
-        "zoom": (0.8, 1.2), "erase": 0.5, "erase_area": (0.02, 0.06),
+        "zoom": (0.8, 1.2), "erase": 0.5, "erase_area": (0.005, 0.02),
         "normalize": "mnist", "learning_rate": 1e-3, "warmup_epochs": 5.0,
         "final_learning_rate": 1e-6, "epochs": 100, "batch_size": 200,
         "label_smoothing": 0.1, "whole_epochs": True,
@@ -39,7 +39,7 @@ def test_the_recipe_of_mnist() -> None:
     assert build_augmentation(MNIST_MLP.augment) == augment.Chain(
         augment.RandomCrop(pad=2),
         augment.RandomAffine(degrees=20.0, scale=(0.8, 1.2)),
-        augment.RandomErasing(probability=0.5, area=(0.02, 0.06)),
+        augment.RandomErasing(probability=0.5, area=(0.005, 0.02)),
     )
 
 
@@ -143,7 +143,7 @@ def test_a_recipe_trains_with_what_is_given_beside_it() -> None:
     given = {"data_dir": "files", "out": "run", "plan": False, "record_every": 5}
     changed = {"hidden": [32], "learning_rate": 0.01, "epochs": 20, "batch_size": 26}
     wanted = {**flat(MNIST_MLP), **given, **changed, "zoom": [0.8, 1.2]}
-    wanted["erase_area"] = [0.02, 0.06]
+    wanted["erase_area"] = [0.005, 0.02]
     assert options == wanted
     rows = read_lines()
     assert len(rows) == 20 * 5 and len(read_lines(name="evaluations")) == 20
