@@ -90,7 +90,11 @@ def make_model(settings: Settings) -> Any:
 def init(model: Any, settings: Settings) -> tuple[Any, Any]:
     """Return parameters and running statistics, drawn on the device from the seed."""
     x = jnp.zeros((1, settings.image, settings.image, 3), jnp.float32)
+    # By the kernel that jaxlib has, on a GPU: XLA would compile every draw by itself.
+    before = jax.config.jax_threefry_gpu_kernel_lowering
+    jax.config.update("jax_threefry_gpu_kernel_lowering", True)
     variables = jax.jit(model.init)(jax.random.key(settings.seed), x)
+    jax.config.update("jax_threefry_gpu_kernel_lowering", before)
     return variables["params"], variables["batch_stats"]
 
 
