@@ -37,7 +37,7 @@ def apply(
     """Return `(x - mean) * factor + bias`, plus `residual`, clamped at 0, pooled."""
     if window is not None:
         x = _signed(pooled(_signed(x, factor), window), factor)
-    z = _scaled(x, mean, factor, bias)
+    z = scaled(x, mean, factor, bias)
     z = z if residual is None else z + residual.astype(jnp.float32)
     z = jnp.maximum(z, 0.0) if relu else z
     return stored(z, x.dtype)
@@ -141,7 +141,7 @@ def _dz(
     dz = functools.reduce(operator.add, [dy.astype(jnp.float32) for dy in dys])
     if not relu:
         return dz
-    z = _scaled(x, mean, factor, bias) if y is None else y
+    z = scaled(x, mean, factor, bias) if y is None else y
     return jnp.where(z > 0.0, dz, 0.0)
 
 
@@ -161,7 +161,7 @@ def winners(
     index = first_largest(signed, window)
     largest = _signed(pooled(signed, window), factor)
     if relu:
-        clear = _scaled(largest, mean, factor, bias) > 0.0
+        clear = scaled(largest, mean, factor, bias) > 0.0
         index = jnp.where(clear, index, jnp.int8(-1))
     return lax.optimization_barrier((largest, index))  # each is found once
 
@@ -171,9 +171,10 @@ def _signed(x: jax.Array, factor: jax.Array) -> jax.Array:
     return jnp.where(like(x, factor) < 0.0, -x, x)
 
 
-def _scaled(
+def scaled(
     x: jax.Array, mean: jax.Array, factor: jax.Array, bias: jax.Array
 ) -> jax.Array:
+    """Return `(x - mean) * factor + bias` in float32."""
     return _centred(x, mean) * like(x, factor) + like(x, bias)
 
 

@@ -271,6 +271,9 @@ def unscale(
         clip_norm: multiply u by ``min(1, clip_norm / norm)``.
         norm: float32[], norm of u before the clip; needed with `clip_norm`.
 
+    Returns:
+        float32[n], u.
+
     Example:
         >>> unscale(jnp.array([8.0, -32.0]), jnp.float32(8.0), clip_value=2.0).tolist()
         [1.0, -2.0]
