@@ -6,7 +6,7 @@
 SHELL := /bin/sh
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-new lint notebooks clean
+.PHONY: help demo test test-new lint docs notebooks clean
 
 PYTHON ?= $(shell .ci/find-python)
 PYTHON_NEW ?= $(shell .ci/find-python newest)
@@ -46,11 +46,14 @@ lint: $(STAMP) ## ruff check, ruff format --check, pyright
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
+docs: $(STAMP) ## build the documentation into site/, strictly
+	$(VENV)/bin/python -m mkdocs build --strict
+
 notebooks: $(STAMP) ## execute the notebooks and save their outputs
 	JAX_PLATFORMS=cpu $(VENV)/bin/python notebooks/execute.py
 
 clean: ## remove environments, runs and caches
-	rm -rf $(VENV) $(VENV_NEW) runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV_NEW) runs site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an install that was cut short is done again.

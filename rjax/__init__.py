@@ -5,7 +5,7 @@ few flat arenas, and casting, checking, updating and averaging the model are eac
 operation over one array, inside your own jitted step.
 """
 
-from rjax import data, nn, ops, optim, parallel, repro, scaling, stages
+from rjax import checkpoint, data, nn, ops, optim, parallel, repro, scaling, stages
 from rjax.adoption import compute_view, scaled_value_and_grad
 from rjax.config import Clip, Config, Ema, Policy
 from rjax.diagnosis import NonFiniteGradientsError, check, diagnose
@@ -38,10 +38,10 @@ __all__ = [
     "Captured", "CapturedEpoch", "Clip", "Config", "Ema", "EpochReport", "Leaf",
     "LossScale", "NonFiniteGradientsError", "Param", "Plan", "Policy", "Region",
     "RegionState", "Report", "Results", "Role", "Slot", "adopt_ema", "apply_gated",
-    "capture", "capture_epoch", "check", "compute_view", "data", "diagnose",
-    "enable_compilation_cache", "get_batch_stats", "get_params", "init_state",
-    "linen_loss", "load_captured", "make_eval_step", "make_plan", "make_train_step",
-    "nn", "nnx_loss", "nnx_update", "nnx_variables", "ops", "optim", "parallel",
-    "replace_params", "repro", "scaled_value_and_grad", "scaling", "set_xla_flags",
-    "stages", "stateless_loss",
+    "capture", "capture_epoch", "check", "checkpoint", "compute_view", "data",
+    "diagnose", "enable_compilation_cache", "get_batch_stats", "get_params",
+    "init_state", "linen_loss", "load_captured", "make_eval_step", "make_plan",
+    "make_train_step", "nn", "nnx_loss", "nnx_update", "nnx_variables", "ops",
+    "optim", "parallel", "replace_params", "repro", "scaled_value_and_grad",
+    "scaling", "set_xla_flags", "stages", "stateless_loss",
 ]  # fmt: skip

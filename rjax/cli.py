@@ -1,4 +1,4 @@
-"""The command line: `rjax train`, `plan`, `bench` and `compare`.
+"""The command line: `rjax train`, `plan`, `bench`, `compare` and `sweep`.
 
 Exit codes: 0 done, 1 the run failed or two runs differ, 2 bad input (one line says
 what to change), 130 interrupted.
@@ -10,6 +10,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import tyro
@@ -19,20 +20,24 @@ from rjax.bench.command import bench
 from rjax.bench.measure import BenchError
 from rjax.bench.options import BenchOptions
 from rjax.compare_command import CompareOptions, compare_runs
+from rjax.plan_command import PlanCommand, run_plan
 from rjax.runs.complaints import one_line
 from rjax.runs.errors import RunError, UsageError
-from rjax.runs.options import PlanOptions, TrainOptions
+from rjax.runs.options import TrainOptions
 from rjax.runs.processes import together
-from rjax.runs.recipes import defaults, without_idle
-from rjax.runs.train import print_plan, train
+from rjax.runs.recipes import defaults, named, without_idle
+from rjax.runs.replay import options_of
+from rjax.runs.train import train
+from rjax.sweep_command import SweepOptions, run_sweep, words_of_train
 
-Options = PlanOptions | BenchOptions | CompareOptions
+Options = TrainOptions | PlanCommand | BenchOptions | CompareOptions | SweepOptions
 
 _COMMANDS = {
     "train": TrainOptions,
-    "plan": PlanOptions,
+    "plan": PlanCommand,
     "bench": BenchOptions,
     "compare": CompareOptions,
+    "sweep": SweepOptions,
 }
 # The groups of options are for the eye: no flag carries their names.
 _CONFIG = (tyro.conf.OmitArgPrefixes, tyro.conf.DisallowNone)
@@ -80,10 +85,12 @@ def _run(options: Options, argv: list[str]) -> int:
         return bench(options)
     if isinstance(options, CompareOptions):
         return compare_runs(options)
+    if isinstance(options, SweepOptions):
+        return run_sweep(options, words_of_train(argv)[1])
     if isinstance(options, TrainOptions):
         words = ["rjax", *argv]
         return together(options.devices, lambda: train(without_idle(options), words))
-    return print_plan(options)
+    return run_plan(options)
 
 
 def _parse(argv: list[str]) -> Options | None:
@@ -93,12 +100,16 @@ def _parse(argv: list[str]) -> Options | None:
         got = f"got {argv[0]!r}" if argv else "got none"
         raise UsageError(f"a command is needed, {got}: use {known} (see rjax --help)")
     said = io.StringIO()
+    if argv[0] == "sweep":
+        argv = words_of_train(argv)[0]
     try:
         with contextlib.redirect_stderr(said):
             if argv[0] in _COMMANDS:
                 how: dict[str, Any] = {"prog": f"rjax {argv[0]}", "config": _CONFIG}
                 if argv[0] == "train":
-                    how["default"] = defaults(argv[1:])
+                    run = named(argv[1:], "--resume")
+                    known = options_of(Path(run)) if run else defaults(argv[1:])
+                    how["default"] = known
                 return tyro.cli(_COMMANDS[argv[0]], args=argv[1:], **how)
             return tyro.extras.subcommand_cli_from_dict(
                 _COMMANDS,

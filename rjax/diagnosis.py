@@ -13,7 +13,21 @@ _NAMED = 5
 
 
 class NonFiniteGradientsError(ArithmeticError):
-    """Too many steps in a row were skipped; the message is the diagnosis."""
+    """Too many steps in a row were skipped; the message is the diagnosis.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(p["w"].sum()) * x)
+        >>> step = jax.jit(rjax.make_train_step(loss_fn, plan))
+        >>> state, report = step(rjax.init_state(plan, params), jnp.float32(jnp.inf))
+        >>> try:
+        ...     rjax.check(report, plan, state, max_consecutive_skips=1)
+        ... except rjax.NonFiniteGradientsError as error:
+        ...     print("w" in str(error))
+        True
+    """
 
 
 def check(
@@ -34,9 +48,24 @@ def check(
         state: the state after the step, for a better diagnosis.
         max_consecutive_skips: the number of skips in a row that is too many, >= 1.
 
+    Returns:
+        Nothing.
+
     Raises:
         NonFiniteGradientsError: with the diagnosis of :func:`diagnose`.
         ValueError: for a limit below 1.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(p["w"].sum()) * x)
+        >>> step = jax.jit(rjax.make_train_step(loss_fn, plan))
+        >>> state, report = step(rjax.init_state(plan, params), jnp.float32(jnp.inf))
+        >>> rjax.check(report, plan, state)  # one skip is nothing to worry about
+        >>> rjax.check(report, plan, state, max_consecutive_skips=1)
+        Traceback (most recent call last):
+        rjax.diagnosis.NonFiniteGradientsError: ...
     """
     if max_consecutive_skips < 1:
         raise ValueError(
@@ -68,6 +97,16 @@ def diagnose(plan: Plan, state: RegionState | None, report: Report) -> str:
 
     Returns:
         A few sentences.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(p["w"].sum()) * x)
+        >>> step = jax.jit(rjax.make_train_step(loss_fn, plan))
+        >>> state, report = step(rjax.init_state(plan, params), jnp.float32(jnp.inf))
+        >>> "was skipped" in rjax.diagnose(plan, state, report)
+        True
     """
     host: Any = jax.device_get(report)
     if np.ndim(host.loss):

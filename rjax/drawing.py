@@ -50,6 +50,12 @@ _STYLE = (
     ".rjax-slot:hover .rjax-column{fill-opacity:.35}"
 )
 
+# For a file of its own, which no page gives colours.
+_PAGE = (
+    "svg{color:#111;background:#fff}"
+    "@media (prefers-color-scheme:dark){svg{color:#eee;background:#111}}"
+)
+
 
 class _Arena(NamedTuple):
     """One bar: an arena of the plan and what it holds."""
@@ -135,6 +141,25 @@ def svg(plan: Any) -> str:
         f'style="width:100%;max-width:{_WIDEST}px;height:auto;display:block">'
         f"<style>{_STYLE}</style>{''.join(body)}</svg>"
     )
+
+
+def page_svg(plan: Any) -> str:
+    """Draw a plan as a file of its own: black on a light page, white on a dark one.
+
+    Args:
+        plan: from :func:`rjax.make_plan`.
+
+    Returns:
+        The picture of :func:`svg` with a colour and a background of its own, which in
+        a page are those of the page.
+
+    Example:
+        >>> import jax.numpy as jnp, rjax
+        >>> plan = rjax.make_plan({"w": jnp.ones((3, 2))}, rjax.Config())
+        >>> "prefers-color-scheme:dark" in rjax.drawing.page_svg(plan)
+        True
+    """
+    return svg(plan).replace("<style>", f"<style>{_PAGE}", 1)
 
 
 def readable(nbytes: int) -> str:

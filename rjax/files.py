@@ -27,12 +27,16 @@ class AppendOnly:
     """A file that takes bytes at its end, all of them or none.
 
     Args:
-        path: a new file.
+        path: a new file, unless `keep` is given.
+        keep: how many bytes of an old file stay, to go on after them.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, keep: int | None = None) -> None:
         # Unbuffered: what was written is there, and closing has nothing left to fail.
-        self._file = path.open("xb", buffering=0)
+        self._file = path.open("xb" if keep is None else "r+b", buffering=0)
+        if keep is not None:
+            self._file.truncate(keep)
+            self._file.seek(keep)
 
     def append(self, data: bytes) -> None:
         """Append `data`; where it does not fit, leave what lay before it.

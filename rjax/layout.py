@@ -40,6 +40,14 @@ class Leaf:
         shape: its shape.
         dtype: name of the dtype it is kept in.
         leaf: index in the flattened tree it belongs to.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> stats = {"bn": {"mean": jnp.zeros(2)}}
+        >>> plan = rjax.make_plan(params, rjax.Config(), stats)
+        >>> plan.batch_stats
+        (Leaf(path='bn/mean', shape=(2,), dtype='float32', leaf=0),)
     """
 
     path: str
@@ -62,6 +70,14 @@ class Slot:
         half: whether it has a half-precision compute copy (if the plan has any).
         decay: whether weight decay applies.
         leaf: index in the flattened parameter tree.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> (slot,) = plan.slots
+        >>> slot.path, slot.role.name, slot.size, slot.capacity
+        ('w', 'FC_WEIGHT', 8, 128)
     """
 
     path: str

@@ -79,7 +79,14 @@ def linen_loss(
             was made without, or a criterion that returns no loss.
 
     Example:
-        ``loss_fn = rjax.linen_loss(rjax.nn.MLP((64,), 10), criterion)``
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> model = rjax.nn.MLP((8,), num_classes=10)
+        >>> batch = jnp.zeros((2, 8, 8, 1)), jnp.zeros(2, int)
+        >>> params = model.init(jax.random.key(0), batch[0])["params"]
+        >>> loss_fn = rjax.linen_loss(model, rjax.ops.softmax_cross_entropy)
+        >>> loss, (stats, metrics) = loss_fn(params, {}, batch, jax.random.key(1))
+        >>> f"{loss:.2f}"
+        '2.30'
     """
     options = training_options(module)
     kept = ("batch_stats",) if collections is None else tuple(collections)

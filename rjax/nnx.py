@@ -56,11 +56,20 @@ def nnx_update(model: Any, params: Any, batch_stats: Any = None) -> None:
         params: from :func:`rjax.get_params`.
         batch_stats: from :func:`rjax.get_batch_stats`; `None` leaves the module's.
 
+    Returns:
+        Nothing.
+
     Raises:
         ValueError: for anything but a module, or, by path, a tree of another structure.
 
     Example:
-        ``rjax.nnx_update(model, rjax.get_params(plan, state, which="ema"))``
+        >>> import jax, rjax
+        >>> from flax import nnx
+        >>> model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        >>> params, stats = rjax.nnx_variables(model)
+        >>> rjax.nnx_update(model, jax.tree.map(lambda x: 0 * x + 3, params))
+        >>> model.bias[...].tolist()
+        [3.0]
     """
     from flax import nnx
 

@@ -31,6 +31,15 @@ class Plan:
         frozen: the frozen parameters, which lie outside the arenas.
         batch_stats: the running statistics, which stay an ordinary pytree.
         treedef: structure of the parameter tree.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> plan
+        Plan(8 parameters in 1 slots, ...)
+        >>> plan.bounds(rjax.Region.W_FC_WEIGHT)
+        (0, 128)
     """
 
     config: Config

@@ -19,6 +19,11 @@ class Role(enum.StrEnum):
 
     The first three are *bias-like*: float32 in the compute view and free of weight
     decay by default. The last three have a half-precision compute copy.
+
+    Example:
+        >>> import rjax
+        >>> [role.name for role in rjax.Role][:3]
+        ['BN_BIAS', 'BN_WEIGHT', 'FC_BIAS']
     """
 
     BN_BIAS = "bn_bias"
@@ -40,7 +45,13 @@ HALF_ROLES = ROLES[3:]
 
 
 class Region(enum.IntEnum):
-    """The regions of the article, by number."""
+    """The regions of the article, by number.
+
+    Example:
+        >>> import rjax
+        >>> rjax.Region.W_DEEP_CONV.value, rjax.Region(22).name
+        (12, 'A_FC_WEIGHT')
+    """
 
     B_PREV_MEAN = 1
     B_PREV_VAR = 2

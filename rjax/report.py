@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from rjax import displays
 from rjax.trees import pytree
 
 
@@ -31,6 +32,17 @@ class Report:
         grad_digests: u32[slots, 2], digest of each slot's gradient, from a step made
             with `digest_grads=True` (see :func:`rjax.stages.digest_grads`), else
             `None`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(x @ p["w"]).mean())
+        >>> state, x = rjax.init_state(plan, params), jnp.ones((3, 4), "float16")
+        >>> step = jax.jit(rjax.make_train_step(loss_fn, plan))
+        >>> state, report = step(state, x)
+        >>> report.as_dict()["loss"], report.as_dict()["applied"]
+        (4.0, True)
     """
 
     loss: jax.Array
@@ -46,6 +58,20 @@ class Report:
     bad_stats: jax.Array
     metrics: Any
     grad_digests: jax.Array | None = None
+
+    def _rows(self) -> list[tuple[str, str]]:
+        fields = dataclasses.fields(self)
+        found = [(f.name, displays.value(getattr(self, f.name))) for f in fields]
+        return [(name, words) for name, words in found if words != "none"]
+
+    def __repr__(self) -> str:
+        return displays.text(type(self).__name__, self._rows())
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()
+        told = [(n, w) for n, w in rows if n in ("step", "applied", "loss", "scale")]
+        summary = ", ".join(f"{name} {words}" for name, words in told)
+        return displays.page("report", summary, rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain Python numbers (lists where stacked) for any logger.

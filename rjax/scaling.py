@@ -160,6 +160,9 @@ def halving(init: float = 8192.0, factor: float = 0.5, floor: float = 1.0) -> Ha
         factor: what a skipped step multiplies the scale by, in (0, 1).
         floor: smallest scale.
 
+    Returns:
+        A rule for ``Config(scaling=...)``: frozen, hashable, equal by value.
+
     Raises:
         ValueError: for a non-finite or non-positive number, or `init` below `floor`.
 
@@ -179,6 +182,9 @@ def static(scale: float) -> Static:
 
     Args:
         scale: the scale, at least 1.
+
+    Returns:
+        A rule for ``Config(scaling=...)``: frozen, hashable, equal by value.
 
     Raises:
         ValueError: for a non-finite number or one below 1.
@@ -208,6 +214,9 @@ def dynamic(
         floor: smallest scale.
         ceiling: largest scale reached by growing.
 
+    Returns:
+        A rule for ``Config(scaling=...)``: frozen, hashable, equal by value.
+
     Raises:
         ValueError: for a number outside the ranges above.
 
@@ -227,6 +236,9 @@ def dynamic(
 
 def off() -> Static:
     """Scale by 1: the default for bf16 and fp32.
+
+    Returns:
+        A rule for ``Config(scaling=...)``: frozen, hashable, equal by value.
 
     Example:
         >>> float(off().init()[0])

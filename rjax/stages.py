@@ -20,6 +20,26 @@ shows in the lowered program. :func:`rjax.make_train_step` is their composition:
 
 One more may stand between `reduce_first` and `check_and_scale`: `digest_grads`, which
 only looks. What stages do where there are several devices is in :mod:`rjax.parallel`.
+
+Called out of this order a stage stops in an assertion. No stage raises for what is in
+the arrays: a value that is not finite becomes the flag.
+
+Example:
+    >>> import jax.numpy as jnp, rjax
+    >>> params = {"w": jnp.ones((4, 2))}
+    >>> plan = rjax.make_plan(params, rjax.Config())
+    >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(x @ p["w"]).mean())
+    >>> x = jnp.ones((3, 4), "float16")
+    >>> flow = begin(plan, rjax.init_state(plan, params), x)
+    >>> flow = reduce_deep(cast_deep_grads(forward_backward(flow, loss_fn)))
+    >>> flow = check_and_scale(reduce_first(cast_first_grads(flow)))
+    >>> bool(flow.flag)
+    False
+    >>> flow = update(commit_stats(reconcile_stats(flow)))
+    >>> flow = cast_ema_to_compute(cast_to_compute(update_ema(flow)))
+    >>> state, report = finish(flow)
+    >>> int(state.applied_steps)
+    1
 """
 
 import dataclasses

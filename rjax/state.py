@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from rjax import displays, drawing
 from rjax.ops import cast
 from rjax.ops.check_finite import nonfinite_slots
 from rjax.optim import OptaxOptimizer
@@ -101,6 +102,21 @@ class RegionState:
     consecutive_skips: jax.Array
     results: Results
     key: jax.Array
+
+    def _rows(self) -> list[tuple[str, str]]:
+        fields = dataclasses.fields(self)
+        found = [(f.name, displays.value(getattr(self, f.name))) for f in fields]
+        return [(name, words) for name, words in found if words != "none"]
+
+    def __repr__(self) -> str:
+        return displays.text("RegionState", self._rows())
+
+    def _repr_html_(self) -> str:
+        told = dict(self._rows())
+        counted = f"step {told['step']}, applied {told['applied_steps']}"
+        counted += f", skipped {told['skipped']}, scale {told['scale']}"
+        size = drawing.readable(displays.nbytes(self))
+        return displays.page("state", f"{counted}, {size}", self._rows())
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields replaced; nothing recompiles.

@@ -115,11 +115,21 @@ def make_eval_step(
         which: "master" or "ema" (float32), "compute" or "ema_compute" (kernels in
             compute precision). The averages come with the averaged statistics.
 
+    Returns:
+        ``eval_step(state, batch)``, pure: jit it. It leaves the state as it is.
+
     Raises:
         ValueError: for an unknown name, or an average where the plan keeps none.
 
     Example:
-        ``accuracy = jax.jit(rjax.make_eval_step(metric_fn, plan, which="ema"))``
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config(ema=rjax.Ema(0.9)))
+        >>> state = rjax.init_state(plan, params)
+        >>> metric_fn = lambda p, stats, x: {"largest": jnp.max(x @ p["w"])}
+        >>> evaluate = jax.jit(rjax.make_eval_step(metric_fn, plan, which="ema"))
+        >>> float(evaluate(state, jnp.ones((3, 4)))["largest"])
+        4.0
     """
     check_which(plan, which)
     stats = "ema" if which.startswith("ema") else "current"

@@ -27,6 +27,9 @@ def set_xla_flags() -> None:
     without, and the host is done with a call in 2.5 ms and not 8.2; what was tried and
     is not set is in `benchmarks/RESULTS.md`. On a CPU they do nothing.
 
+    Returns:
+        Nothing; `XLA_FLAGS` of the process is changed.
+
     Raises:
         RuntimeError: if JAX has started already, on another platform than CPU, without
             these flags.
@@ -37,6 +40,14 @@ def set_xla_flags() -> None:
             import rjax
 
             rjax.set_xla_flags()
+
+        What is there stays:
+
+        >>> import os, subprocess, sys
+        >>> code = "import os, rjax; rjax.set_xla_flags(); print(dict(os.environ))"
+        >>> run = [sys.executable, "-c", code]
+        >>> "graph_min_graph_size" in subprocess.check_output(run, text=True)
+        True
     """
     given = _given()
     _add("set_xla_flags", {k: v for k, v in DEFAULTS.items() if k not in given})

@@ -28,6 +28,7 @@ NAMES = [
     "capture",
     "capture_epoch",
     "check",
+    "checkpoint",
     "compute_view",
     "data",
     "diagnose",
@@ -56,6 +57,10 @@ NAMES = [
     "stateless_loss",
 ]
 SUBMODULES = {
+    "checkpoint": [
+        *("CheckpointError", "Checkpoints", "DamagedError", "Restored"),
+        *("export_weights", "load_weights", "restore", "save"),
+    ],
     "nn": [
         *("BasicBlock", "BatchNorm", "BottleneckBlock", "CNN", "Conv", "ConvBNReLU"),
         *("Dense", "LayerNorm", "LoRADense", "MLP", "ResNet", "ResNet50"),
@@ -67,7 +72,7 @@ SUBMODULES = {
         *("DataParallelStep", "bytes_per_device", "data_parallel", "gather"),
         *("replicate", "shard_batch"),
     ],
-    "repro": ["compare", "deterministic", "digest", "record", "tensors"],
+    "repro": ["compare", "deterministic", "digest", "record", "sweep", "tensors"],
     "scaling": ["dynamic", "halving", "off", "static"],
     "stages": [
         *("begin", "forward_backward", "cast_deep_grads", "reduce_deep"),

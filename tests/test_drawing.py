@@ -375,3 +375,23 @@ def test_a_column_shows_on_top_and_is_in_nothings_way():
 )
 def test_readable_bytes(nbytes, text):
     assert drawing.readable(nbytes) == text
+
+
+def test_a_file_of_its_own_has_colours_of_its_own():
+    picture = drawing.page_svg(PLAN)
+    ElementTree.fromstring(picture)
+    assert "background:#fff" in picture and "prefers-color-scheme:dark" in picture
+    assert picture.replace(drawing._PAGE, "", 1) == drawing.svg(PLAN)
+
+
+def test_the_command_draws_into_a_file(tmp_path, capsys):
+    from rjax.cli import main
+
+    words = ["plan", "--data", "digits", "--model", "mlp", "--svg"]
+    assert main([*words, str(tmp_path / "plan.svg")]) == 0
+    assert "W_FC_WEIGHT" in capsys.readouterr().out
+    root: Any = ElementTree.fromstring((tmp_path / "plan.svg").read_text())
+    assert Region.W_FC_WEIGHT in _regions(root)
+    assert main([*words, str(tmp_path / "none" / "plan.svg")]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "--svg" in said and "cannot be written" in said

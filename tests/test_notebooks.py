@@ -130,8 +130,35 @@ def _check_overflow(texts):
     assert overflows[4] > 0 and overflows[0] > 8192
 
 
-CHECKS = {"01_quickstart": _check_quickstart, "02_pipeline": _check_pipeline}
-PLOTS = {"01_quickstart": 1, "02_pipeline": 2}
+def _check_compare_runs(notebook):
+    texts = _texts(notebook)
+    assert texts["same"] == "verdict: bit-identical\n"
+    assert texts["plant"].startswith("diverged: first difference in step 37, loss\n")
+    assert "first step with another loss: 37" in texts["curves"]
+    differ = re.findall(r"^\S+ +(\d+) of +\d+ weights differ", texts["element"], re.M)
+    assert len(differ) == 4 and any(map(int, differ))
+    assert re.fullmatch(
+        r"step 37, image \d+, pixel \(\d, \d\): 1 ULP apart\n", texts["input"]
+    )
+
+
+def _check_speed(notebook):
+    texts = _texts(notebook)
+    assert texts["setup"] == "kept results of NVIDIA H200\n"
+    shares = re.findall(r"^(\w.*?) +(\d+)% +(\d+)%$", texts["share"], re.M)
+    assert len(shares) == 4 and all(int(share) >= 90 for *_, share in shares)
+    assert re.search(r"kernels reach( \d+%){2} of the copy", texts["cbr"])
+    speeds = re.findall(r"(\w+), (\S+) +([\d,]+) images a sec", texts["steps"])
+    assert len(speeds) == 6 and {peer for _, peer, _ in speeds} > {"rjax", "flax"}
+
+
+CHECKS = {
+    "01_quickstart": _check_quickstart,
+    "02_pipeline": _check_pipeline,
+    "03_compare_runs": _check_compare_runs,
+    "04_speed": _check_speed,
+}
+PLOTS = {"01_quickstart": 1, "02_pipeline": 2, "03_compare_runs": 1, "04_speed": 4}
 
 
 def _words(text) -> list[str]:

@@ -17,6 +17,9 @@ def adam(
         eps: at least 1e-30, so that a zero gradient gives a zero update.
         weight_decay: wd >= 0.
 
+    Returns:
+        A rule for ``Config(optimizer=...)``: frozen, hashable, equal by value.
+
     Raises:
         ValueError: for a number out of range.
 
@@ -39,6 +42,9 @@ def adamw(
         b2: decay of the second moment, in [0, 1).
         eps: at least 1e-30, so that a zero gradient gives a zero update.
         weight_decay: wd >= 0.
+
+    Returns:
+        A rule for ``Config(optimizer=...)``: frozen, hashable, equal by value.
 
     Raises:
         ValueError: for a number out of range.

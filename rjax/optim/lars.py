@@ -23,6 +23,9 @@ def lars(
         eps: >= 0.
         nesterov: look one step ahead.
 
+    Returns:
+        A rule for ``Config(optimizer=...)``: frozen, hashable, equal by value.
+
     Raises:
         ValueError: for a number out of range.
 

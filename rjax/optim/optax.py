@@ -15,7 +15,17 @@ from rjax.trees import dtype_of, flatten
 
 @dataclasses.dataclass(frozen=True)
 class OptaxOptimizer:
-    """See :func:`from_optax`; equality is that of the transformation's functions."""
+    """See :func:`from_optax`; equality is that of the transformation's functions.
+
+    Attributes:
+        tx: the transformation.
+
+    Example:
+        >>> import optax, rjax
+        >>> tx = optax.sgd(0.1)
+        >>> rjax.optim.from_optax(tx) == rjax.optim.from_optax(tx)
+        True
+    """
 
     tx: optax.GradientTransformation
 
@@ -77,6 +87,9 @@ def from_optax(tx: Any) -> OptaxOptimizer:
 
     Args:
         tx: an `optax.GradientTransformation`, with extra arguments or without.
+
+    Returns:
+        An optimizer for ``Config(optimizer=..., learning_rate=None)``.
 
     Raises:
         ValueError: if `tx` has no `init` and `update`.

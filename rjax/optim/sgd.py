@@ -15,6 +15,9 @@ def sgd(weight_decay: float = 0.0, decay: Decay = "decoupled") -> SgdRule:
         decay: "decoupled" (the article) or "coupled" (PyTorch and Optax:
             ``u <- u + wd w`` first, and no factor).
 
+    Returns:
+        A rule for ``Config(optimizer=...)``: frozen, hashable, equal by value.
+
     Raises:
         ValueError: for a number out of range or an unknown `decay`.
 
@@ -37,6 +40,9 @@ def momentum(
         weight_decay: wd >= 0.
         decay: as for :func:`sgd`.
 
+    Returns:
+        A rule for ``Config(optimizer=...)``: frozen, hashable, equal by value.
+
     Raises:
         ValueError: for a number out of range or an unknown `decay`.
 
@@ -58,6 +64,9 @@ def nesterov(
         momentum: b in [0, 1).
         weight_decay: wd >= 0.
         decay: as for :func:`sgd`.
+
+    Returns:
+        A rule for ``Config(optimizer=...)``: frozen, hashable, equal by value.
 
     Raises:
         ValueError: for a number out of range or an unknown `decay`.

@@ -148,6 +148,19 @@ def gather(plan: Plan, state: RegionState) -> RegionState:
 
     Raises:
         ValueError: for a state of another plan.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(x @ p["w"]).mean())
+        >>> state, x = rjax.init_state(plan, params), jnp.ones((3, 4), "float16")
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> options = {"shard_optimizer": True}
+        >>> step = rjax.parallel.data_parallel(loss_fn, plan, mesh, **options)
+        >>> state = rjax.parallel.gather(plan, step.place(state))
+        >>> state.master.shape == (plan.n,)
+        True
     """
     check_state(plan, state)
     there = state.master.sharding.addressable_devices
@@ -220,11 +233,17 @@ def replicate(tree: Any, mesh: Mesh) -> Any:
         tree: pytree of arrays, such as a state from :func:`rjax.init_state`.
         mesh: the devices.
 
+    Returns:
+        The tree, of arrays on every device of the mesh.
+
     Raises:
         ValueError: for anything but a mesh.
 
     Example:
-        ``state = rjax.parallel.replicate(rjax.init_state(plan, params), mesh)``
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> rjax.parallel.replicate({"w": jnp.ones(2)}, mesh)["w"].is_fully_replicated
+        True
     """
     check_mesh(mesh)
     return _put(tree, NamedSharding(mesh, PartitionSpec()))

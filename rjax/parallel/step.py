@@ -30,6 +30,18 @@ class DataParallelStep:
         batch_statistics: what batch norms look at.
         implementation: of the range operations.
         digest_grads: whether the report has digests of the gradients.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(x @ p["w"]).mean())
+        >>> state, x = rjax.init_state(plan, params), jnp.ones((3, 4), "float16")
+        >>> mesh = jax.make_mesh((1,), ("data",))
+        >>> step = rjax.parallel.data_parallel(loss_fn, plan, mesh)
+        >>> state, report = jax.jit(step)(step.place(state), step.shard_batch(x))
+        >>> float(report.loss)
+        4.0
     """
 
     loss_fn: Any

@@ -33,9 +33,12 @@ def enable_compilation_cache(folder: str | os.PathLike[str] | None = None) -> Pa
         ValueError: if no folder can be made there.
 
     Example:
-        First thing in a program::
+        First thing in a program, here with a folder that is none:
 
-            rjax.enable_compilation_cache()
+        >>> import os, rjax
+        >>> rjax.enable_compilation_cache(os.devnull)
+        Traceback (most recent call last):
+        ValueError: ...
 
     Source: `jax_compilation_cache_dir` of JAX.
     """

@@ -30,6 +30,17 @@ class Captured:
             dtype.
         plan: the static layout, `None` where it is not known.
         compile_seconds: how long XLA took, or the cache.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(x @ p["w"]).mean())
+        >>> state, x = rjax.init_state(plan, params), jnp.ones((3, 4), "float16")
+        >>> step = rjax.capture(rjax.make_train_step(loss_fn, plan), state, x)
+        >>> state, report = step(state, x)
+        >>> float(report.loss)
+        4.0
     """
 
     def __init__(
@@ -220,7 +231,7 @@ class Captured:
     def _repr_html_(self) -> str:
         stages, memory = self.stages(), self.memory()
         return (
-            f"<div><p><b>captured</b> {self.name}: compiled in "
+            f"<div><p><b>rjax program</b> {self.name}: compiled in "
             f"{self.compile_seconds:.1f} s for {self._device_kind()}</p>"
             f"{stages._repr_html_()}{memory._repr_html_()}</div>"
         )

@@ -26,6 +26,18 @@ class CapturedEpoch(Captured):
         steps: of an epoch.
         epochs: of a call.
         every: steps from one digest to the next, 0 for none.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(x @ p["w"]).mean())
+        >>> state, x = rjax.init_state(plan, params), jnp.ones((3, 4), "float16")
+        >>> step = rjax.make_train_step(loss_fn, plan)
+        >>> data = jnp.ones((12, 4), "float16")
+        >>> epoch = rjax.capture_epoch(step, state, data, batch_size=3)
+        >>> epoch.steps, epoch.epochs
+        (4, 1)
     """
 
     def __init__(

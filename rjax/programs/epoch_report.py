@@ -35,6 +35,19 @@ class EpochReport(Report):
             else `None`.
         digests: u32[steps, tensors, 2], of all steps of a call, zeros where none is
             due; `None` unless they were asked for.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(x @ p["w"]).mean())
+        >>> state, x = rjax.init_state(plan, params), jnp.ones((3, 4), "float16")
+        >>> step = rjax.make_train_step(loss_fn, plan)
+        >>> data = jnp.ones((12, 4), "float16")
+        >>> epoch = rjax.capture_epoch(step, state, data, batch_size=3)
+        >>> state, report = epoch(state)
+        >>> int(report.skips), bool(report.applied)
+        (0, True)
     """
 
     # Always there: what follows a default needs one too.
@@ -43,6 +56,9 @@ class EpochReport(Report):
     step_loss: Any = None
     reports: Report | None = None
     digests: jax.Array | None = None
+
+    def __repr__(self) -> str:
+        return super().__repr__()
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain Python numbers, as :meth:`Report.as_dict`.

@@ -198,7 +198,20 @@ def load_captured(
         OSError: if the file cannot be read.
 
     Example:
-        ``step = rjax.load_captured("step.rjax", plan)``
+        >>> import jax, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> loss_fn = rjax.stateless_loss(lambda p, x: jnp.float32(x @ p["w"]).mean())
+        >>> state, x = rjax.init_state(plan, params), jnp.ones((3, 4), "float16")
+        >>> import os, tempfile
+        >>> step = rjax.capture(rjax.make_train_step(loss_fn, plan), state, x)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = os.path.join(folder, "step.rjax")
+        ...     saved = step.save(path)
+        ...     step = rjax.load_captured(path, plan)
+        >>> state, report = step(state, x)
+        >>> float(report.loss)
+        4.0
 
     Source: `jax.export` of JAX.
     """

@@ -12,11 +12,13 @@ from rjax.repro.tensors import Tensor, digest, tensors
 if TYPE_CHECKING:
     from rjax.repro.comparing import compare
     from rjax.repro.comparison import Comparison, Tolerance
+    from rjax.repro.sweeps import Sweep, sweep
 
 __all__ = [
     "Comparison",
     "RecordError",
     "Recording",
+    "Sweep",
     "Tensor",
     "Tolerance",
     "compare",
@@ -24,11 +26,18 @@ __all__ = [
     "digest",
     "record",
     "scanned_digest",
+    "sweep",
     "tensors",
 ]
 
 # Loaded where they are used: `import rjax` stays light.
-_LATE = {"compare": "comparing", "Comparison": "comparison", "Tolerance": "comparison"}
+_LATE = {
+    "Comparison": "comparison",
+    "Sweep": "sweeps",
+    "Tolerance": "comparison",
+    "compare": "comparing",
+    "sweep": "sweeps",
+}
 
 
 def __getattr__(name: str) -> Any:

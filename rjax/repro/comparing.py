@@ -55,10 +55,10 @@ def compare(
     state, gradients = _state(left, right, digests), _gradients(of_gradients)
     differences = [x for x in (state, *steps.columns, gradients) if x is not None]
     first = min(differences, key=when, default=None)
-    found = findings(left, right, steps, digests, of_gradients)
-    apart = _distances(left, right, first, found)
+    noticed = findings(left, right, steps, digests, of_gradients)
+    apart = _distances(left, right, first, noticed)
     verdict, reason = judge(
-        steps, digests, of_gradients, found, apart, tolerance or Tolerance()
+        steps, digests, of_gradients, noticed, apart, tolerance or Tolerance()
     )
     plans = left.layout.plan, right.layout.plan
     return Comparison(
@@ -68,13 +68,22 @@ def compare(
         state=state,
         gradients=gradients,
         columns=steps.columns,
-        findings=found,
+        findings=noticed,
         a=steps.tracks[0],
         b=steps.tracks[1],
         compared=(steps.common, digests.common),
         equal=None if digests.equal < 0 else digests.equal,
         distances=apart,
         causes=causes(left.folder, right.folder, plans),
+        timelines={
+            name: found.timeline
+            for name, found in (
+                ("steps", steps),
+                ("gradients", of_gradients),
+                ("state", digests),
+            )
+            if found is not None
+        },  # fmt: skip
     )
 
 

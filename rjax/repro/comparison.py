@@ -3,11 +3,13 @@
 import dataclasses
 import math
 import numbers
+from collections.abc import Mapping
 from typing import Literal
 
 from rjax.repro.bits import Bits, ulps
 from rjax.repro.manifests import Causes
 from rjax.repro.tensors import Tensor
+from rjax.repro.timeline import Timeline
 from rjax.repro.tracks import Track
 
 Verdict = Literal["bit-identical", "incomplete", "numerically equivalent", "diverged"]
@@ -215,6 +217,8 @@ class Comparison:
         distances: of every region in the last snapshots in common, with the number of
             steps before those; empty if nothing differs or there are none.
         causes: differences of the manifests, the likeliest first.
+        timelines: where they agree, by "steps" (the numbers of each step), "state" and,
+            where both have them, "gradients".
     """
 
     verdict: Verdict
@@ -230,6 +234,7 @@ class Comparison:
     equal: int | None
     distances: tuple[int, tuple[Distance, ...]] | None
     causes: Causes
+    timelines: Mapping[str, Timeline]
 
     def text(self) -> str:
         """Return the comparison as lines: the verdict, where, likeliest causes."""
@@ -239,7 +244,7 @@ class Comparison:
 
     def to_html(self) -> str:
         """Return the comparison as a page that needs nothing from elsewhere."""
-        from rjax.repro.html import page
+        from rjax.repro.page import page
 
         return page(self)
 
@@ -247,6 +252,6 @@ class Comparison:
         return self.text()
 
     def _repr_html_(self) -> str:
-        from rjax.repro.html import fragment
+        from rjax.repro.page import fragment
 
         return fragment(self)

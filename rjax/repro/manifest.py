@@ -7,12 +7,13 @@ a run that goes on or was killed.
 
 import datetime
 import importlib.metadata
+import json
 import os
 import platform
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import jax
 
@@ -52,6 +53,35 @@ class Manifest:
             "results": None,
         }
         self.write()
+
+    @classmethod
+    def resumed(cls, folder: Path, step: int, **facts: Any) -> Self:
+        """Go on with the manifest of a run that is taken up again at a step.
+
+        Args:
+            folder: the run's folder.
+            step: how many steps it has seen.
+            **facts: what is known now; of the command and of changes a list is kept.
+
+        Raises:
+            OSError: if it cannot be read or written.
+            ValueError: if it is damaged.
+        """
+        manifest = cls.__new__(cls)
+        manifest.path = folder / "manifest.json"
+        content = json.loads(manifest.path.read_text())
+        again = {"step": step, "at": _now()}
+        again |= {name: facts.pop(name) for name in ("command", "changes")}
+        content |= {"status": "running", "ended": None, "results": None}
+        content |= {**describe_machine(), **facts}
+        content["resumed"] = [*content.get("resumed", ()), again]
+        manifest.content = {
+            name: value
+            for name, value in content.items()
+            if name not in ("signal", "error")
+        }
+        manifest.write()
+        return manifest
 
     def finish(self, status: str, results: Mapping[str, Any], **facts: Any) -> None:
         """Write the end of the run: its status and what came out."""

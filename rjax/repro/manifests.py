@@ -13,10 +13,13 @@ _ORDER = (
     "versions.jaxlib", "versions", "device", "environment",
 )  # fmt: skip
 # Outcomes and clocks, and options that say where to write and what to say.
-_IGNORED = ("format", "started", "ended", "results", "command", "signal", "error")
+_IGNORED = (
+    "format", "started", "ended", "results", "command", "signal", "error", "resumed"
+)  # fmt: skip
 _NO_MATTER = (
     "out", "data_dir", "log_every", "plan", "tensorboard", "record_every",
-    "snapshot_every", "record_grads",
+    "snapshot_every", "record_grads", "checkpoint_every", "keep_checkpoints", "weights",
+    "resume",
 )  # fmt: skip
 _ABSENT = object()  # stands for a value that is not there
 _LONGEST = 100

@@ -14,28 +14,21 @@ from types import TracebackType
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from rjax.files import AppendOnly
 from rjax.plan import Plan
 from rjax.report import Report
 from rjax.repro import format as on_disk
+from rjax.repro.columns import numbers
 from rjax.repro.errors import RecordError
 from rjax.repro.manifest import Manifest
+from rjax.repro.reopened import Reopened, reopen
 from rjax.repro.scanned import Scan
 from rjax.repro.snapshots import save_snapshot
 from rjax.repro.tensors import digest, gradients, tensors
 from rjax.repro.waiting import FETCH, Waiting
 from rjax.state import RegionState
-from rjax.trees import flatten
-
-# Scalars of a report, in the order of their columns; metrics follow.
-_COLUMNS = (
-    "loss", "scale", "applied", "offender", "grad_norm", "learning_rate", "skipped",
-    "consecutive_skips", "bad_stats",
-)  # fmt: skip
-
 
 # One program for every record of a plan.
 _jitted_digest = jax.jit(digest, static_argnums=0)
@@ -49,6 +42,7 @@ def record(
     every: int = 10,
     snapshot_every: int = 0,
     facts: Mapping[str, Any] | None = None,
+    resume: bool = False,
 ) -> "Recording":
     """Begin the record of a run; use it as a context manager.
 
@@ -71,9 +65,12 @@ def record(
             which a comparison shows single elements; 0 for none. A snapshot waits for
             the device and takes the state's size on disk.
         facts: plain data for the manifest: seeds, data, options.
+        resume: go on with the record that is there from the step of `state`, as one of
+            an unbroken run would; what it holds of later steps is dropped.
 
     Raises:
-        RecordError: if the folder holds a record already.
+        RecordError: if the folder holds a record already; with `resume`, if that ends
+            before the state, or is of another plan or of other `every`.
         ValueError: for a negative number of steps.
         OSError: if the folder cannot be written to.
 
@@ -92,6 +89,10 @@ def record(
             raise ValueError(f"`{name}` must be a whole number >= 0, got {value!r}.")
     path = Path(folder)
     inner = path / on_disk.FOLDER
+    if resume and inner.exists():
+        going_on = reopen(inner, plan, state, every)
+        if going_on is not None:
+            return Recording(inner, plan, state, every, snapshot_every, None, going_on)
     if inner.exists():
         raise RecordError(
             f"{path} holds a record already; give a folder of its own to every run."
@@ -116,6 +117,7 @@ class Recording:
         every: int,
         snapshot_every: int,
         manifest: Manifest | None,
+        going_on: Reopened | None = None,
     ) -> None:
         self.folder = folder
         self._plan, self._every, self._snapshot_every = plan, every, snapshot_every
@@ -127,10 +129,22 @@ class Recording:
         self._step = self._first = int(state.step)
         self._layout: on_disk.Layout | None = None
         self._tensors = tensors(plan, state)
-        folder.mkdir()
-        self._steps_file = AppendOnly(folder / on_disk.STEPS)
-        self._digests_file = AppendOnly(folder / on_disk.DIGESTS)
+        if going_on is None:
+            folder.mkdir()
+        else:
+            self._first, self._layout = going_on.first, going_on.layout
+        self._keep = {} if going_on is None else going_on.keep
+        self._steps_file = self._file(on_disk.STEPS)
+        self._digests_file = self._file(on_disk.DIGESTS)
         self._gradients_file: AppendOnly | None = None
+        if going_on is not None:
+            if going_on.layout.gradients:
+                self._gradients_file = self._file(on_disk.GRADIENTS)
+            if every:
+                # It is in the files. Other processes may begin their record here, and
+                # of a state over several all have to ask for its digest.
+                _jitted_digest(plan, state)
+            return
         if every:
             self._digests.append((self._step, _jitted_digest(plan, state)))
         if snapshot_every:
@@ -195,11 +209,7 @@ class Recording:
                         recording.add_scanned(state, reports, digests)
         """
         self.flush()
-        if self._layout not in (None, self._described(reports)):
-            raise ValueError(
-                "`reports` must hold the numbers of those recorded before them; give "
-                "every kind of step a record of its own."
-            )
+        self._check_numbers(reports)
         tensors, every = len(self._tensors), self._every
         scan = Scan(state, reports, digests, self._step, tensors, every)
         self._begin(reports)
@@ -237,7 +247,7 @@ class Recording:
         """
         assert self._layout is not None, "observe comes first"
         self._write_scan()
-        values = [values for _, values in _numbers(reports)]
+        values = [values for _, values in numbers(reports)]
         words = np.stack([on_disk.words_of(value) for value in values], axis=1)
         steps = reports.step.tolist()
         rows = on_disk.pack(self._layout.step_row, steps, words)
@@ -323,16 +333,29 @@ class Recording:
         path = on_disk.snapshot_path(self.folder, self._step)
         save_snapshot(path, self._plan, state)
 
+    def _file(self, name: str) -> AppendOnly:
+        return AppendOnly(self.folder / name, self._keep.get(name))
+
     def _begin(self, report: Report) -> None:
         """Write the layout, unless it is there."""
         if self._layout is None:
             self._layout = self._described(report)
             if self._layout.gradients:
-                self._gradients_file = AppendOnly(self.folder / on_disk.GRADIENTS)
+                self._gradients_file = self._file(on_disk.GRADIENTS)
             on_disk.write_layout(self.folder, self._layout)
+        elif self._keep:
+            self._keep = {}  # of a record that goes on, the first report tells
+            self._check_numbers(report)
+
+    def _check_numbers(self, report: Report) -> None:
+        if self._layout not in (None, self._described(report)):
+            raise ValueError(
+                "`reports` must hold the numbers of those recorded before them; give "
+                "every kind of step a record of its own."
+            )
 
     def _described(self, report: Report) -> on_disk.Layout:
-        columns = tuple((name, str(value.dtype)) for name, value in _numbers(report))
+        columns = tuple((name, str(value.dtype)) for name, value in numbers(report))
         digested = self._every and report.grad_digests is not None
         found = gradients(self._plan) if digested else ()
         plan = self._plan.fingerprint
@@ -362,19 +385,3 @@ class Recording:
         lanes = jax.device_get([lanes for _, lanes in ready])
         row, steps = self._layout.digest_row, [step for step, _ in ready]
         return len(ready), on_disk.pack(row, steps, np.stack(lanes))
-
-
-def _numbers(report: Report) -> list[tuple[str, Any]]:
-    """Return (column, value) of the numbers of a report, or of stacked ones.
-
-    A metric of any axes of its own, or of more than 32 bits a value, has no column.
-    """
-    ndim = report.loss.ndim
-    metrics = [
-        (f"metrics/{path}".rstrip("/"), leaf)
-        for path, leaf in flatten(report.metrics)[0]
-        if leaf.ndim == ndim
-        and not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        and leaf.dtype.itemsize <= 4
-    ]
-    return [(name, getattr(report, name)) for name in _COLUMNS] + metrics

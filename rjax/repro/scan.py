@@ -15,6 +15,7 @@ from rjax.repro.comparison import (
 from rjax.repro.format import Rows
 from rjax.repro.opened import Opened, ascending, comparable, pairs
 from rjax.repro.tensors import Tensor
+from rjax.repro.timeline import Timeline, Watcher
 from rjax.repro.tracks import Track, Tracker
 
 # At one step: what goes into it, what comes out, what is decided, what is counted.
@@ -36,11 +37,13 @@ class Steps:
         tracks: course of each run.
         common: number of steps that both have.
         columns: those that differ, the earliest first.
+        timeline: of all columns that both have.
     """
 
     tracks: tuple[Track, Track]
     common: int
     columns: tuple[ColumnDifference, ...]
+    timeline: Timeline
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Digests:
         tensors: those that differ there, causes before effects.
         a: digest of the first of them in the first record, in hex.
         b: the same in the second.
+        timeline: of the regions, and of the state's fields outside all of them.
     """
 
     common: int
@@ -72,6 +76,7 @@ class Digests:
     tensors: tuple[Tensor, ...]
     a: str
     b: str
+    timeline: Timeline
 
 
 def scan_steps(a: Opened, b: Opened) -> Steps:
@@ -82,25 +87,33 @@ def scan_steps(a: Opened, b: Opened) -> Steps:
         for name in a.columns
         if name in b.columns
     ]
-    common = 0
+    common, rows = 0, min(a.steps.count, b.steps.count)
+    watcher = Watcher([column.name for column in columns], rows)
     for steps, left, right in pairs(trackers[0].rows(), trackers[1].rows()):
         common += len(steps)
-        for column in columns:
-            column.add(steps, left, right)
+        differ = np.zeros((len(steps), len(columns)), bool)
+        apart = np.zeros(differ.shape)
+        for i, column in enumerate(columns):
+            at, distances = column.add(steps, left, right)
+            differ[at, i], apart[at, i] = True, distances
+        watcher.add(steps, differ, apart)
     found = [column.found for column in columns if column.found is not None]
     found.sort(key=when)
     tracks = trackers[0].track(), trackers[1].track()
-    return Steps(tracks, common, tuple(found))
+    return Steps(tracks, common, tuple(found), watcher.timeline())
 
 
 class _Column:
     """Collects where one column differs."""
 
     def __init__(self, name: str, a: tuple[int, str], b: tuple[int, str]) -> None:
-        self._name, self._a, self._b = name, a, b
+        self.name, self._a, self._b = name, a, b
         self.found: ColumnDifference | None = None
 
-    def add(self, steps: np.ndarray, left: np.ndarray, right: np.ndarray) -> None:
+    def add(
+        self, steps: np.ndarray, left: np.ndarray, right: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return which of some rows differ, and how far those are apart."""
         (place, dtype), (other, other_dtype) = self._a, self._b
         a, b = left[:, place], right[:, other]
         if dtype == other_dtype:
@@ -111,16 +124,17 @@ class _Column:
             at = np.flatnonzero(distances)
             distances = distances[at]
         if not len(at):
-            return
+            return at, distances
         if self.found is None:
             i = at[0]
             values = Bits(int(a[i]), dtype), Bits(int(b[i]), other_dtype)
-            self.found = ColumnDifference(int(steps[i]), self._name, *values, 0, 0.0)
+            self.found = ColumnDifference(int(steps[i]), self.name, *values, 0, 0.0)
         self.found = dataclasses.replace(
             self.found,
             count=self.found.count + len(at),
             largest=max(self.found.largest, float(distances.max())),
         )
+        return at, distances
 
 
 def scan_digests(a: Opened, b: Opened) -> Digests:
@@ -149,11 +163,13 @@ def _scan(
     """Compare rows of digests of `tensors`, whose places in a row are given."""
     common, last, equal = 0, -1, -1
     found: tuple[int, tuple[Tensor, ...], str, str] | None = None
+    watcher = Watcher([x.region or x.field for x in tensors], min(a.most, b.most))
     for steps, left, right in pairs(a.rows(), b.rows()):
         common, last = common + len(steps), int(steps[-1])
+        differ = (left[:, here] != right[:, there]).any(axis=-1)
+        watcher.add(steps, differ)
         if found is not None:
             continue
-        differ = (left[:, here] != right[:, there]).any(axis=-1)
         rows = np.flatnonzero(differ.any(axis=1))
         if not len(rows):
             equal = last
@@ -167,7 +183,8 @@ def _scan(
         found = int(steps[row]), names, _hex(one), _hex(other)
     alone = a.count - common, b.count - common
     first = found or (None, (), "", "")
-    return Digests(common, alone, last, equal, len(tensors), *first)
+    timeline = watcher.timeline()
+    return Digests(common, alone, last, equal, len(tensors), *first, timeline)
 
 
 class _Counter:
@@ -175,6 +192,7 @@ class _Counter:
 
     def __init__(self, rows: Rows, bounds: tuple[int, int]) -> None:
         self._rows, self._bounds, self.count = rows, bounds, 0
+        self.most = rows.count
 
     def rows(self) -> Iterator[np.ndarray]:
         """Yield the rows of digests, in chunks, counting them."""

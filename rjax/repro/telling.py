@@ -51,12 +51,17 @@ def sections(found: Comparison) -> Iterator[tuple[str, list[str]]]:
     """Yield (title, lines) of what there is to say below the verdict."""
     parts = {
         "Where": [*_where(found)],
-        _CAUSES if found.verdict in _DIFFERENT else _OTHERWISE: causes(found),
+        causes_title(found): causes(found),
         "Not the same in both records": [finding.text for finding in found.findings],
         "Loss scale": [*scales(found.a, found.b)],
         "Snapshots": [*_regions(found)],
     }
     return ((title, lines) for title, lines in parts.items() if lines)
+
+
+def causes_title(found: Comparison) -> str:
+    """Return what stands above the differences of the manifests."""
+    return _CAUSES if found.verdict in _DIFFERENT else _OTHERWISE
 
 
 def causes(found: Comparison) -> list[str]:

@@ -16,22 +16,23 @@ _AUGMENTED = 2**26
 
 
 def from_host(
-    examples: Any, batch_size: int, seed: int, stop: int, augment: Augment | None
+    examples: Any, batch_size: int, seed: int, steps: range, augment: Augment | None
 ) -> Generator[Any, None, None]:
-    """Return the batches of the steps before `stop`, augmented on the device."""
-    batches = rjax.data.train_batches(examples, batch_size, seed, start=0, stop=stop)
+    """Return the batches of some steps, augmented on the device."""
+    start, stop = steps.start, steps.stop
+    batches = rjax.data.train_batches(examples, batch_size, seed, start, stop)
     if augment is None:
         return batches
-    return _augmented(batches, augment, seed)
+    return _augmented(batches, augment, seed, start)
 
 
 def _augmented(
-    batches: Generator[Any, None, None], augment: Augment, seed: int
+    batches: Generator[Any, None, None], augment: Augment, seed: int, start: int
 ) -> Generator[Any, None, None]:
     key = jax.random.key(seed)
     change = jax.jit(lambda batch, step: augmented(augment, batch, key, step))
     try:
-        for step, batch in enumerate(batches):
+        for step, batch in enumerate(batches, start):
             yield change(batch, np.int32(step))
     finally:
         batches.close()  # threads may be reading ahead

@@ -10,12 +10,13 @@ _POSITIVE = (
     "image_size", "width", "blocks", "loss_scale", "max_consecutive_skips",
     "clip_norm", "clip_value", "accumulation_steps", "learning_rate", "decay_epochs",
     "decay_rate", "power", "restart_epochs", "epochs", "batch_size", "limit_steps",
-    "early_stop", "log_every",
+    "early_stop", "log_every", "keep_checkpoints",
 )  # fmt: skip
 _NOT_NEGATIVE = (
     "weight_decay", "ema_decay", "warmup_epochs", "final_learning_rate", "eval_every",
     "seed", "momentum", "dropout", "label_smoothing", "validation_fraction",
     "record_every", "snapshot_every", "crop_pad", "rotate", "erase",
+    "checkpoint_every",
 )  # fmt: skip
 _BELOW_ONE = (
     "ema_decay", "momentum", "dropout", "label_smoothing", "validation_fraction"

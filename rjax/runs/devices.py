@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import rjax
+from rjax.ops import mosaic
 from rjax.parallel import DataParallelStep, data_parallel, gather, replicate
 from rjax.runs.errors import UsageError
 from rjax.runs.options import TrainOptions
@@ -23,17 +24,23 @@ def make_step(options: TrainOptions, loss_fn: Any, plan: rjax.Plan) -> Any:
     """Return the train step of a run, over the devices that it asks for.
 
     Raises:
-        UsageError: for devices that are not there, or a batch that they cannot share.
+        UsageError: for devices that are not there, a batch that they cannot share, or
+            kernels that cannot run.
     """
     chosen = find_devices(options)
     grads = options.output.record_grads
+    implementation = options.numerics.implementation
+    if implementation == "mosaic_gpu" and (why := mosaic.why_not()):
+        raise UsageError(
+            f"--implementation mosaic_gpu cannot serve: {why}; leave it out"
+        )
     if len(chosen) == 1:
         if options.devices.shard_optimizer:
             raise UsageError(
                 "--shard-optimizer has nothing to share with one device: give "
                 "--devices a number, or leave it out"
             )
-        return rjax.make_train_step(loss_fn, plan, digest_grads=grads)
+        return rjax.make_train_step(loss_fn, plan, implementation, digest_grads=grads)
     _check_batch(options, len(chosen))
     return data_parallel(
         loss_fn,
@@ -41,6 +48,7 @@ def make_step(options: TrainOptions, loss_fn: Any, plan: rjax.Plan) -> Any:
         Mesh(np.array(chosen), (AXIS,)),
         AXIS,
         shard_optimizer=options.devices.shard_optimizer,
+        implementation=implementation,
         digest_grads=grads,
     )
 

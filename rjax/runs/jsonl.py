@@ -1,5 +1,7 @@
 """Files of JSON lines that are whole at any moment."""
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ class JsonLines:
     """Appends rows, one line each, straight to the file.
 
     Args:
-        path: a new file.
+        path: a new file, unless `keep` is given.
+        keep: how many bytes of an old file stay; see :func:`whole_lines`.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._file = AppendOnly(path)
+    def __init__(self, path: Path, keep: int | None = None) -> None:
+        self._file = AppendOnly(path, keep)
 
     def write(self, *rows: Any) -> None:
         """Append `rows`; where they do not fit, leave the lines before them.
@@ -28,3 +31,25 @@ class JsonLines:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def whole_lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield each row of a file, and where its line ends, up to the first damage.
+
+    A file that is not there has none.
+    """
+    end = 0
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for line in file:
+            try:
+                row = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                row = None
+            if not isinstance(row, dict):
+                return
+            end += len(line)
+            yield row, end

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import itertools
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 import jax
@@ -14,22 +14,9 @@ import jax.numpy as jnp
 import rjax
 from rjax.runs.evaluate import Evaluator, watched_view
 from rjax.runs.recorder import Recorder
+from rjax.runs.saver import Saver
 from rjax.runs.setup import Job
-
-
-@dataclasses.dataclass(frozen=True)
-class Best:
-    """The evaluation with the lowest loss so far, and its state.
-
-    Attributes:
-        loss: on the watched set.
-        epoch: after which it was seen.
-        state: a copy, which no later step takes over.
-    """
-
-    loss: float
-    epoch: int
-    state: rjax.RegionState
+from rjax.runs.start import Best, Start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,115 +40,155 @@ class Passed:
 
     Attributes:
         epoch: its number, from 1.
-        state: the newest; with early stopping the one after it.
+        state: after it; `None` where that is given away, and nobody asked for it.
         loss: on the watched set, if it was evaluated.
     """
 
     epoch: int
-    state: rjax.RegionState
+    state: rjax.RegionState | None
     loss: float | None
 
 
-def fit(job: Job, program: Any, recorder: Recorder, evaluator: Evaluator) -> Outcome:
-    """Train until the epochs, the limit on steps or early stopping end the run.
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A run under way.
 
-    Args:
+    Attributes:
         job: what is trained.
         program: what `job.compile` returned.
         recorder: takes the reports.
         evaluator: of the job.
+        saver: takes the states.
     """
-    one = _step_by_step if job.sampling is None else _whole
-    with contextlib.closing(one(job, program, recorder, evaluator)) as epochs:
-        return _fit(job, epochs, recorder)
+
+    job: Job
+    program: Any
+    recorder: Recorder
+    evaluator: Evaluator
+    saver: Saver
 
 
-def _fit(job: Job, epochs: Iterable[Passed], recorder: Recorder) -> Outcome:
-    loop = job.options.loop
-    best: Best | None = None
-    ended_by = "epochs" if loop.limit_steps is None else "limit_steps"
-    passed = None
-    for passed in epochs:
-        if loop.early_stop is not None and passed.loss is not None:
-            best = _better(best, passed)
-            if passed.epoch - best.epoch >= loop.early_stop * loop.eval_every:
-                ended_by = "early_stop"
-                break
-    if recorder.steps == job.steps_per_epoch * loop.epochs:
-        ended_by = "epochs"
-    if best is not None:
-        return Outcome(best.state, ended_by, best.epoch)
-    assert passed is not None, "a run has a step at least"
-    return Outcome(passed.state, ended_by)
+def fit(run: Run, start: Start) -> Outcome:
+    """Train until the epochs, the limit on steps or early stopping end the run.
+
+    Args:
+        run: what is trained, and who watches.
+        start: where it begins.
+    """
+    run.recorder.begin(start.state)
+    return _Fit(run, start).outcome()
 
 
-def _step_by_step(
-    job: Job, step: Any, recorder: Recorder, evaluator: Evaluator
-) -> Generator[Passed, None, None]:
-    state = job.initial_state()
-    recorder.begin(state)
-    with contextlib.closing(job.batches()) as batches:
-        for epoch in range(1, job.epochs + 1):
-            recorder.start_epoch()
-            for batch in itertools.islice(batches, job.steps_per_epoch):
-                state, report = step(state, batch)
-                recorder.add(report, state)
-            recorder.end_epoch(state)
+class _Fit:
+    """A loop over epochs; its state is given from one to the next."""
+
+    def __init__(self, run: Run, start: Start) -> None:
+        self.run, self.job, self.start = run, run.job, start
+        self.state, self.best = start.state, start.best
+
+    def outcome(self) -> Outcome:
+        job, loop = self.job, self.job.options.loop
+        ended_by = "epochs" if loop.limit_steps is None else "limit_steps"
+        if not self.start.ended and self._gave_up():
+            ended_by = "early_stop"
+        elif self.start.ended and self.run.recorder.steps < job.total_steps:
+            ended_by = "early_stop"
+        if self.run.recorder.steps == job.steps_per_epoch * loop.epochs:
+            ended_by = "epochs"
+        if self.best is not None:
+            return Outcome(self.best.state, ended_by, self.best.epoch)
+        return Outcome(self.state, ended_by)
+
+    def _gave_up(self) -> bool:
+        """Train; return whether early stopping ended it."""
+        epochs = self._step_by_step if self.job.sampling is None else self._whole
+        with contextlib.closing(epochs()) as passed:
+            return any(map(self._passed, passed))
+
+    def _passed(self, passed: Passed) -> bool:
+        """Save what an epoch came to; return whether it is the last."""
+        best, epoch = self.best, passed.epoch
+        if self.job.options.loop.early_stop is not None and passed.loss is not None:
+            assert passed.state is not None
+            self.best = best = _better(best, passed.loss, epoch, passed.state)
+        if passed.state is not None:
+            self.run.saver.after_epoch(epoch, passed.state, passed.loss, best)
+        if best is None or passed.loss is None:
+            return False
+        return self.job.gives_up(epoch, best.epoch)
+
+    def _step_by_step(self) -> Generator[Passed, None, None]:
+        job, recorder, saver = self.job, self.run.recorder, self.run.saver
+        done = self.start.step
+        with contextlib.closing(job.batches(done)) as batches:
+            for epoch in range(done // job.steps_per_epoch + 1, job.epochs + 1):
+                recorder.start_epoch()
+                left = epoch * job.steps_per_epoch - done
+                for batch in itertools.islice(batches, left):
+                    self.state, report = self.run.program(self.state, batch)
+                    recorder.add(report, self.state)
+                    done += 1
+                    saver.within_epoch(done, self.state, self.best)
+                recorder.end_epoch(self.state)
+                loss = None
+                if job.evaluates(epoch):
+                    recorder.console.status(f"evaluating on the {job.watched[0]} set")
+                    loss = self._record(self.run.evaluator(*self._seen()))
+                yield Passed(epoch, self.state, loss)
+
+    def _whole(self) -> Generator[Passed, None, None]:
+        """Train each epoch by one call, and tell it while the next one runs.
+
+        With early stopping the next one is not begun before the last is evaluated.
+        """
+        job, recorder = self.job, self.run.recorder
+        under_way = 0 if job.options.loop.early_stop is not None else 1
+        copies = under_way and self.run.saver.saves
+        begun: collections.deque[tuple[int, Any, Any]] = collections.deque()
+
+        def told() -> Passed:
+            epoch, seen, copy = begun.popleft()
+            recorder.end_whole_epoch(self.state)
             loss = None
+            if seen is not None:
+                loss = self._record(self.run.evaluator.end(seen))
+            return Passed(epoch, copy, loss)
+
+        for epoch in range(self.start.step // job.steps_per_epoch + 1, job.epochs + 1):
+            # Interrupted between these lines, an epoch would be missing in the record.
+            with recorder.held():
+                self.state, report = self.run.program(self.state)
+                recorder.add_epoch(report, self.state)
+            seen = None
             if job.evaluates(epoch):
-                recorder.console.status(f"evaluating on the {job.watched[0]} set")
-                loss = _record(job, evaluator(*_seen(job, state)), recorder)
-            yield Passed(epoch, state, loss)
-
-
-def _whole(
-    job: Job, program: Any, recorder: Recorder, evaluator: Evaluator
-) -> Generator[Passed, None, None]:
-    """Train each epoch by one call, and tell it while the next one runs.
-
-    With early stopping the next one is not begun before the last is evaluated.
-    """
-    state = job.initial_state()
-    recorder.begin(state)
-    under_way = 0 if job.options.loop.early_stop is not None else 1
-    begun: collections.deque[tuple[int, Any]] = collections.deque()
-
-    def told() -> Passed:
-        epoch, seen = begun.popleft()
-        recorder.end_whole_epoch(state)
-        loss = None
-        if seen is not None:
-            loss = _record(job, evaluator.end(seen), recorder)
-        return Passed(epoch, state, loss)
-
-    for epoch in range(1, job.epochs + 1):
-        # Interrupted between these lines, an epoch would be missing in the record.
-        with recorder.held():
-            state, report = program(state)
-            recorder.add_epoch(report, state)
-        wanted = job.evaluates(epoch)
-        begun.append((epoch, evaluator.begin(*_seen(job, state)) if wanted else None))
-        if len(begun) > under_way:
+                seen = self.run.evaluator.begin(*self._seen())
+            # The next epoch takes the state over before this one is told.
+            copy = _copied(self.state) if copies else None if under_way else self.state
+            begun.append((epoch, seen, copy))
+            if len(begun) > under_way:
+                yield told()
+        while begun:
             yield told()
-    while begun:
-        yield told()
+
+    def _seen(self) -> tuple[Any, ...]:
+        """Return what an evaluation looks at while training: state, set and view."""
+        return self.state, self.job.watched[1], [watched_view(self.job.config)]
+
+    def _record(self, values: Mapping[Any, Any]) -> float:
+        """Record an evaluation and return its loss."""
+        which = watched_view(self.job.config)
+        self.run.recorder.evaluated(self.job.watched[0], which, values[which])
+        return values[which]["loss"]
 
 
-def _seen(job: Job, state: rjax.RegionState) -> tuple[Any, ...]:
-    """Return what an evaluation looks at while training: state, set and view."""
-    return state, job.watched[1], [watched_view(job.config)]
-
-
-def _record(job: Job, values: Mapping[Any, Any], recorder: Recorder) -> float:
-    """Record an evaluation and return its loss."""
-    which = watched_view(job.config)
-    recorder.evaluated(job.watched[0], which, values[which])
-    return values[which]["loss"]
-
-
-def _better(best: Best | None, passed: Passed) -> Best:
-    assert passed.loss is not None
-    if best is not None and not passed.loss < best.loss:
+def _better(
+    best: Best | None, loss: float, epoch: int, state: rjax.RegionState
+) -> Best:
+    if best is not None and not loss < best.loss:
         return best
-    loss = passed.loss if math.isfinite(passed.loss) else math.inf
-    return Best(loss, passed.epoch, jax.tree.map(jnp.copy, passed.state))
+    return Best(loss if math.isfinite(loss) else math.inf, epoch, _copied(state))
+
+
+@jax.jit
+def _copied(state: rjax.RegionState) -> rjax.RegionState:
+    return jax.tree.map(jnp.copy, state)

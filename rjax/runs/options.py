@@ -26,6 +26,7 @@ Folder = Annotated[str | None, tyro.conf.arg(metavar="DIR", help_behavior_hint=_
 _widths = tyro.conf.arg(metavar="INT ...", help_behavior_hint=_hint)
 _epochs = tyro.conf.arg(metavar="FLOAT ...", help_behavior_hint=_hint)
 _range = tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint=_hint)
+_run = tyro.conf.arg(metavar="RUN", help_behavior_hint=_hint)
 _name = tyro.conf.arg(help_behavior_hint=_hint)
 
 
@@ -85,12 +86,15 @@ class NumericsOptions:
             given.
         max_consecutive_skips: Skipped steps in a row at which the run gives up,
             with a diagnosis.
+        implementation: What serves the operations over arenas: XLA, or the kernels
+            for NVIDIA GPUs; the faster one where it was measured if not given.
     """
 
     precision: Literal["fp16", "bf16", "fp32"] = "fp16"
     scaling: Literal["auto", "halving", "static", "dynamic", "off"] = "auto"
     loss_scale: Number = None
     max_consecutive_skips: int = 50
+    implementation: Literal["xla", "mosaic_gpu"] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -250,6 +254,14 @@ class OutputOptions:
             epochs the nearest number that divides the steps of one.
         snapshot_every: Steps from one copy of the whole state on disk to the next,
             with which it shows single elements; 0 keeps none.
+        checkpoint_every: Steps from one checkpoint in the run's folder to the next; in
+            whole epochs, the end of the epoch. If not given, one at the end of every
+            epoch, unless the last is still being written; 0 keeps none.
+        keep_checkpoints: How many of the last checkpoints stay; the one with the lowest
+            loss of an evaluation stays as well.
+        weights: Format of the weights that the run leaves at its end.
+        resume: Folder of a run to go on with, from its last checkpoint, with its
+            options; those given here win.
         record_grads: Record digests of the gradients too, of the step after each
             digest of the state, so that a gradient is seen to differ before any
             weight does.
@@ -261,6 +273,10 @@ class OutputOptions:
     tensorboard: bool = False
     record_every: int = 10
     snapshot_every: int = 0
+    checkpoint_every: Count = None
+    keep_checkpoints: int = 3
+    weights: Literal["npz", "safetensors", "none"] = "npz"
+    resume: Annotated[str | None, _run] = None
     record_grads: bool = False
 
 

@@ -156,13 +156,14 @@ def _quiet_unless_first() -> Iterator[None]:
         yield
 
 
-def run_folder(out: str | None, name: str) -> Path:
+def run_folder(out: str | None, name: str, resume: str | None = None) -> Path:
     """Claim the folder of a run; of other processes than the first, one that goes.
 
-    Arguments and errors as for :func:`rjax.runs.folder.claim_folder`.
+    Arguments and errors as for :func:`rjax.runs.folder.claim_folder`; a run that goes
+    on has its folder.
     """
     if is_first():
-        return claim_folder(out, name)
+        return claim_folder(out, name) if resume is None else Path(resume)
     folder = tempfile.mkdtemp(prefix="rjax-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)

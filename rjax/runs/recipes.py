@@ -46,8 +46,19 @@ RECIPES: Mapping[str, TrainOptions] = {
 # recipe.
 _OWN = frozenset(
     "data_dir seed deterministic compile_cache out log_every plan tensorboard "
-    "record_every snapshot_every record_grads".split()
+    "record_every snapshot_every record_grads checkpoint_every keep_checkpoints "
+    "weights resume".split()
 )
+
+
+def named(words: Sequence[str], option: str) -> str:
+    """Return what the words of a command line give an option, "" for nothing."""
+    value = ""
+    for i, word in enumerate(words):
+        given, equals, inline = word.partition("=")
+        if given == option:
+            value = inline if equals else "".join(words[i + 1 : i + 2])
+    return value
 
 
 def defaults(words: Sequence[str]) -> TrainOptions:
@@ -56,12 +67,7 @@ def defaults(words: Sequence[str]) -> TrainOptions:
     Args:
         words: of the command line; what names no recipe is left to its parser.
     """
-    name = None
-    for i, word in enumerate(words):
-        given, equals, value = word.partition("=")
-        if given == "--recipe":
-            name = value if equals else "".join(words[i + 1 : i + 2])
-    return RECIPES.get(name or "", TrainOptions())
+    return RECIPES.get(named(words, "--recipe"), TrainOptions())
 
 
 def without_idle(options: TrainOptions) -> TrainOptions:
@@ -91,14 +97,20 @@ def describe(options: TrainOptions) -> str:
     assert name is not None
     ours = flat(RECIPES[name])
     changed = [
-        _change(option, value, ours[option])
+        change(option, value, ours[option])
         for option, value in flat(options).items()
         if value != ours[option] and option not in _OWN
     ]
     return f"recipe {name}" + (f" with {', '.join(changed)}" if changed else "")
 
 
-def _change(option: str, value: object, former: object) -> str:
+def change(option: str, value: object, former: object) -> str:
+    """Return an option with another value as it is typed, and the former one.
+
+    Example:
+        >>> change("epochs", 3, 100)
+        '--epochs 3 instead of 100'
+    """
     if isinstance(value, bool):
         return flag(option) if value else flag(f"no_{option}")
     words, before = map(_typed, (value, former))

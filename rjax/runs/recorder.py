@@ -8,7 +8,7 @@ import collections
 import contextlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +26,7 @@ from rjax.runs.console import (
 )
 from rjax.runs.interrupts import Interrupts
 from rjax.runs.jsonl import JsonLines
+from rjax.runs.start import TakenUp
 from rjax.runs.tensorboard import TensorBoard
 
 
@@ -45,6 +46,7 @@ class Recorder:
         tensorboard: where scalars go as well, if anywhere.
         record_every: steps between two digests of the state; 0 for no record.
         snapshot_every: steps between two snapshots of it; 0 for none.
+        taken_up: what there is of a run that goes on.
     """
 
     def __init__(
@@ -62,12 +64,16 @@ class Recorder:
         tensorboard: TensorBoard | None = None,
         record_every: int = 0,
         snapshot_every: int = 0,
+        taken_up: TakenUp | None = None,
     ) -> None:
         self._folder = folder
+        self._resumes = taken_up is not None
+        before = taken_up or TakenUp(0, (), None, None)
         self._record_every, self._snapshot_every = record_every, snapshot_every
         self._recording: Recording | None = None
-        self._metrics = JsonLines(folder / "metrics.jsonl")
-        self._evaluations = JsonLines(folder / "evaluations.jsonl")
+        self._metrics = JsonLines(folder / "metrics.jsonl", before.metrics)
+        path = folder / "evaluations.jsonl"
+        self._evaluations = JsonLines(path, before.evaluations)
         self._plan = plan
         self.console = console
         self._interrupts = interrupts
@@ -82,8 +88,21 @@ class Recorder:
         self._began = time.perf_counter()
         self._seen = _Epoch(self._began)
         self.epoch = 0
-        self.steps = 0
+        self.steps = before.step
         self.last: dict[str, Any] | None = None
+        self._take_up(before.rows)
+
+    def _take_up(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Go on in the epoch, or after the epoch, of rows that are written."""
+        if not rows:
+            return
+        self.epoch = rows[0]["epoch"]
+        for row in rows:
+            self._seen.add(row)
+        self._seen.before = len(rows)
+        self.last = self._seen.facts(self._batch_size)
+        text = describe_status((self.epoch, self._epochs), self.last)
+        self.console.status(text, steps=self.steps)
 
     def __enter__(self) -> "Recorder":
         return self
@@ -110,6 +129,7 @@ class Recorder:
                 state,
                 every=self._record_every,
                 snapshot_every=self._snapshot_every,
+                resume=self._resumes,
             )
         self._began = time.perf_counter()
 
@@ -118,9 +138,12 @@ class Recorder:
         return self._interrupts.held()
 
     def start_epoch(self) -> None:
-        """Begin the next epoch, and its clock."""
+        """Begin the next epoch, or go on in the one taken up, and its clock."""
         self._began = time.perf_counter()
-        self._count_epoch()
+        if self._seen.before and self._seen.steps < self._steps_per_epoch:
+            self._seen.started = self._began
+        else:
+            self._count_epoch()
 
     def _count_epoch(self) -> None:
         self.epoch += 1
@@ -182,6 +205,12 @@ class Recorder:
             self.end_whole_epoch(state)
         while left := len(self._waiting):
             self._take(min(left, FETCH), state)
+
+    def write_record(self) -> None:
+        """Write what the record has of the steps whose lines are written."""
+        # What waits while an epoch is under way is of that one.
+        if self._recording is not None and not self._whole:
+            self._recording.flush()
 
     def _take(self, count: int, state: rjax.RegionState | None) -> None:
         # An interrupt between fetching and writing would lose these lines.
@@ -285,26 +314,28 @@ class _Epoch:
         self._applied = 0
         self._loss = 0.0
         self._accuracy = 0.0
-        self._last: dict[str, Any] = {}
-        self._started = started
+        self._last: Mapping[str, Any] = {}
+        self.before = 0  # steps that were taken before this process
+        self.started = started
 
-    def add(self, row: dict[str, Any]) -> None:
+    def add(self, row: Mapping[str, Any]) -> None:
         self.steps += 1
         self._last = row
         if row["applied"]:
             self._applied += 1
-            self._loss += row["loss"]
+            # A number that is not finite is none in a file.
+            self._loss += math.nan if row["loss"] is None else row["loss"]
             self._accuracy += row["accuracy"]
 
     def facts(self, batch_size: int) -> dict[str, Any]:
-        seconds = time.perf_counter() - self._started
+        seconds = time.perf_counter() - self.started
         return {
             "loss": self._loss / self._applied if self._applied else math.nan,
             "accuracy": self._accuracy / self._applied if self._applied else math.nan,
             "learning_rate": self._last["learning_rate"],
             "scale": self._last["scale"],
             "skipped": self._last["skipped"],
-            "images_per_second": self.steps * batch_size / seconds,
+            "images_per_second": (self.steps - self.before) * batch_size / seconds,
         }
 
 

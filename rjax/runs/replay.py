@@ -39,7 +39,7 @@ def replay_apart(run: Path, first: int, last: int, out: Path) -> None:
         for name, value in os.environ.items()
         if not name.startswith(("JAX_", "XLA_"))
     }
-    found = _manifest(run).get("environment")
+    found = manifest_of(run).get("environment")
     named = found if isinstance(found, Mapping) else {}
     environment = kept | {str(name): str(value) for name, value in named.items()}
     words = [sys.executable, "-m", __name__, str(run), str(first), str(last), str(out)]
@@ -51,7 +51,12 @@ def replay_apart(run: Path, first: int, last: int, out: Path) -> None:
         raise UsageError(f"{run} cannot be replayed: {lines[-1]}")
 
 
-def _manifest(run: Path) -> dict[str, Any]:
+def manifest_of(run: Path) -> dict[str, Any]:
+    """Return the manifest of a run of `rjax train`.
+
+    Raises:
+        UsageError: if there is none.
+    """
     path = run / "manifest.json"
     try:
         found = json.loads(path.read_text())
@@ -59,8 +64,8 @@ def _manifest(run: Path) -> dict[str, Any]:
         found = None
     if not isinstance(found, dict) or not isinstance(found.get("options"), dict):
         raise UsageError(
-            f"{path} names no options of `rjax train`: only its runs can be replayed; "
-            "record runs of your own loop with snapshot_every instead"
+            f"{path} names no options of `rjax train`: only its runs can be replayed "
+            "or resumed; record runs of your own loop with snapshot_every instead"
         )
     return found
 
@@ -71,7 +76,7 @@ def options_of(run: Path) -> TrainOptions:
     Raises:
         UsageError: if its manifest does not hold them, or others than are known here.
     """
-    left = dict(_manifest(run)["options"])
+    left = dict(manifest_of(run)["options"])
     groups = {}
     for group in dataclasses.fields(TrainOptions):
         default = getattr(TrainOptions(), group.name)
@@ -102,6 +107,12 @@ def replay(run: Path, first: int, last: int, out: Path) -> None:
     from rjax.runs.setup import prepare_job
 
     options = options_of(run)
+    for again in manifest_of(run).get("resumed", ()):
+        if again.get("changes"):
+            raise UsageError(
+                f"{run} went on with other options after {again['step']} steps "
+                f"({again['changes'][0]}): such a run cannot be replayed"
+            )
     if options.loop.deterministic:
         deterministic()
     job = prepare_job(options)
@@ -112,7 +123,7 @@ def replay(run: Path, first: int, last: int, out: Path) -> None:
     batches = job.batches()
     for _ in range(first):
         state, _ = step(state, next(batches))
-    known = _manifest(run)
+    known = manifest_of(run)
     facts = {name: known[name] for name in _FACTS if name in known}
     with record(
         out, job.plan, state, every=1, snapshot_every=1, facts=facts

@@ -108,13 +108,26 @@ class Job:
             )
         return self.spread.program(epoch)
 
-    def batches(self) -> Generator[Any, None, None]:
-        """Return the batches of the whole run, in order, for a step at a time."""
+    def gives_up(self, epoch: int, best: int) -> bool:
+        """Return whether early stopping ends the run after an epoch.
+
+        Args:
+            epoch: its number, from 1.
+            best: number of the epoch with the lowest loss until then.
+        """
+        loop = self.options.loop
+        return loop.early_stop is not None and (
+            epoch - best >= loop.early_stop * loop.eval_every
+        )
+
+    def batches(self, start: int = 0) -> Generator[Any, None, None]:
+        """Return the batches from a step on, in order, for a step at a time."""
         seed, stop = self.options.loop.seed, self.total_steps
         if self.sampling is not None:
+            assert not start, "whole epochs make their batches themselves"
             return batches.on_device(self.sampling, self.train, seed, stop)
-        size = self.options.loop.batch_size
-        return batches.from_host(self.train, size, seed, stop, self.augment)
+        size, steps = self.options.loop.batch_size, range(start, stop)
+        return batches.from_host(self.train, size, seed, steps, self.augment)
 
     def initial_state(self) -> rjax.RegionState:
         """Return a fresh state, to be given away to the first step."""

@@ -29,16 +29,18 @@ class TensorBoard:
 
     Args:
         folder: where the events go.
+        first: step from which on old events count for nothing (tensorboardX).
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, first: int | None = None) -> None:
         if find_writer() == "clu":
             writers = importlib.import_module("clu.metric_writers")
             self._writer = writers.SummaryWriter(str(folder))
             self._write: Any = self._writer.write_scalars
         else:
+            how = {} if first is None else {"purge_step": first}
             self._writer = importlib.import_module("tensorboardX").SummaryWriter(
-                str(folder)
+                str(folder), **how
             )
             self._write = self._one_by_one
 

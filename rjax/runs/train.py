@@ -1,4 +1,4 @@
-"""`rjax train` and `rjax plan`."""
+"""`rjax train`."""
 
 import dataclasses
 import shlex
@@ -10,26 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import rjax
+from rjax.checkpoint.weights import find_safetensors
 from rjax.data import DataError
-from rjax.repro import deterministic
+from rjax.repro import RecordError, deterministic
 from rjax.repro.manifest import Manifest, describe_data
 from rjax.runs.console import Console, describe_evaluation, percent, say
 from rjax.runs.errors import NO_ROOM, UsageError
 from rjax.runs.evaluate import Evaluator, all_views
 from rjax.runs.interrupts import Interrupted, Interrupts
-from rjax.runs.loop import fit
-from rjax.runs.options import PlanOptions, TrainOptions, flat
-from rjax.runs.processes import run_folder
+from rjax.runs.loop import Run, fit
+from rjax.runs.options import TrainOptions, flat
+from rjax.runs.processes import is_first, run_folder
 from rjax.runs.recipes import describe
 from rjax.runs.recorder import Recorder
-from rjax.runs.setup import Job, prepare_job, prepare_plan
+from rjax.runs.resume import (
+    check_resumable,
+    find_start,
+    leave_weights,
+    weights_files,
+)
+from rjax.runs.saver import Saver
+from rjax.runs.setup import Job, prepare_job
+from rjax.runs.start import Start, TakenUp
 from rjax.runs.tensorboard import TensorBoard, find_writer
-
-
-def print_plan(options: PlanOptions) -> int:
-    """Print the layout that `options` ask for; return the exit code."""
-    say(prepare_plan(options).table())
-    return 0
 
 
 def train(options: TrainOptions, command: Sequence[str]) -> int:
@@ -51,15 +54,26 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
     with Interrupts() as interrupts:
         if options.output.tensorboard:
             find_writer()
+        if options.output.weights == "safetensors":
+            try:
+                find_safetensors()
+            except ImportError as error:
+                raise UsageError(f"--weights safetensors: {error}") from None
+        resume = options.output.resume
+        changes = () if resume is None else check_resumable(options)
         job = prepare_job(options)
-        for line in _opening_lines(job, options):
+        start, lines = None, _opening_lines(job, options)
+        if resume is not None:
+            start, found = find_start(job)
+            lines += [*found, *(f"with {change}" for change in changes)]
+        for line in lines:
             say(line)
         source, network = options.source.data, options.network.model
         name = f"{source}-{network}-{options.numerics.precision}"
-        folder = run_folder(options.output.out, name)
+        folder = run_folder(options.output.out, name, resume)
         try:
-            manifest = Manifest(folder, **_facts(job, command))
-            return _record(job, folder, manifest, interrupts)
+            manifest = _manifest(job, folder, command, start, changes)
+            return _record(job, folder, manifest, interrupts, start)
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
@@ -76,14 +90,34 @@ def _enable_cache() -> None:
     warnings.filterwarnings("ignore", "Error writing persistent compilation cache")
 
 
-def _record(job: Job, folder: Path, manifest: Manifest, interrupts: Interrupts) -> int:
+def _manifest(
+    job: Job,
+    folder: Path,
+    command: Sequence[str],
+    start: Start | None,
+    changes: Sequence[str],
+) -> Manifest:
+    """Return the manifest of a new run, or of one that goes on."""
+    facts = _facts(job, command)
+    if start is None or not is_first():
+        return Manifest(folder, **facts)
+    return Manifest.resumed(folder, start.step, changes=list(changes), **facts)
+
+
+def _record(
+    job: Job,
+    folder: Path,
+    manifest: Manifest,
+    interrupts: Interrupts,
+    start: Start | None,
+) -> int:
     """Train, and see to it that the manifest says how that ended."""
     with (
         Console(job.total_steps) as console,
-        _recorder(job, folder, console, interrupts) as recorder,
+        _recorder(job, folder, console, interrupts, start) as recorder,
     ):
         try:
-            results = _train(job, folder, console, recorder)
+            results = _train(job, folder, console, recorder, start)
         except Interrupted as stop:
             with interrupts.ending():
                 recorder.drain(None)
@@ -100,7 +134,7 @@ def _record(job: Job, folder: Path, manifest: Manifest, interrupts: Interrupts) 
                 with suppress(OSError):
                     manifest.finish("failed", _progress(recorder), error=str(error))
             how_far = _how_far(recorder, job)
-            if isinstance(error, DataError):
+            if isinstance(error, DataError | RecordError):
                 raise UsageError(f"{error} (ended {how_far})") from error
             if isinstance(error, OSError) and error.errno in NO_ROOM:
                 raise _no_room(folder, f", ended {how_far}") from error
@@ -113,19 +147,22 @@ def _record(job: Job, folder: Path, manifest: Manifest, interrupts: Interrupts) 
 
 
 def _train(
-    job: Job, folder: Path, console: Console, recorder: Recorder
+    job: Job, folder: Path, console: Console, recorder: Recorder, start: Start | None
 ) -> dict[str, Any]:
     if job.options.output.plan:
         console.line(job.plan.table())
     started = time.perf_counter()
     program = job.compile()
     compiled = time.perf_counter()
+    start = start or Start(job.initial_state())
     console.line(
-        f"training {job.total_steps} steps in {folder}, "
+        f"training {job.total_steps - start.step} steps in {folder}, "
         f"compiled in {compiled - started:.1f} s"
     )
     evaluator = Evaluator(job)
-    outcome = fit(job, program, recorder, evaluator)
+    with Saver(job, folder, recorder) as saver:
+        outcome = fit(Run(job, program, recorder, evaluator, saver), start)
+    leave_weights(job, folder, outcome.state)
     trained = time.perf_counter()
     return {
         **_progress(recorder),
@@ -138,10 +175,20 @@ def _train(
 
 
 def _recorder(
-    job: Job, folder: Path, console: Console, interrupts: Interrupts
+    job: Job,
+    folder: Path,
+    console: Console,
+    interrupts: Interrupts,
+    start: Start | None,
 ) -> Recorder:
     options = job.options
-    board = TensorBoard(folder / "tensorboard") if options.output.tensorboard else None
+    taken_up = None if start is None else start.taken_up
+    board = None
+    if options.output.tensorboard:
+        first = None if taken_up is None else taken_up.step + 1
+        board = TensorBoard(folder / "tensorboard", first)
+    if not is_first():
+        taken_up = _elsewhere(taken_up)
     return Recorder(
         folder,
         job.plan,
@@ -155,7 +202,15 @@ def _recorder(
         tensorboard=board,
         record_every=options.output.record_every,
         snapshot_every=options.output.snapshot_every,
+        taken_up=taken_up,
     )
+
+
+def _elsewhere(taken_up: TakenUp | None) -> TakenUp | None:
+    """Return what a process goes on from whose folder is not that of the run."""
+    if taken_up is None:
+        return None
+    return dataclasses.replace(taken_up, metrics=None, evaluations=None)
 
 
 def _progress(recorder: Recorder) -> dict[str, Any]:
@@ -179,7 +234,11 @@ def _no_room(folder: Path, how_far: str = "") -> UsageError:
 def _facts(job: Job, command: Sequence[str]) -> dict[str, Any]:
     return {
         "command": shlex.join(command),
-        "options": {**flat(job.options), "learning_rate": job.learning_rate},
+        "options": {
+            **flat(job.options),
+            "learning_rate": job.learning_rate,
+            "resume": None,
+        },
         # With the rule that `None` stands for.
         "config": dataclasses.replace(job.config, scaling=job.config.scale_rule),
         "seed": job.options.loop.seed,
@@ -208,8 +267,11 @@ def _closing_lines(job: Job, folder: Path, results: Mapping[str, Any]) -> list[s
     if results["best_epoch"] is not None:
         lines[0] += f"; the best weights are those of epoch {results['best_epoch']}"
     lines += [describe_evaluation("test", which, seen) for which, seen in test.items()]
+    output = job.options.output
     files = "manifest.json, metrics.jsonl, evaluations.jsonl"
-    files += ", record" if job.options.output.record_every else ""
+    files += ", record" if output.record_every else ""
+    files += ", checkpoints" if output.checkpoint_every != 0 else ""
+    files += "".join(f", {name}" for name in weights_files(job))
     lines += [f"run left in {folder}: {files}"]
     final = f"test accuracy: {percent(test['master']['accuracy'])} from masters"
     if "ema" in test:

@@ -50,6 +50,8 @@ BAD = {
     "--scaling off --loss-scale 8": "--loss-scale means nothing with --scaling off",
     "--scaling quarter": "'quarter'",
     "--max-consecutive-skips 0": "--max-consecutive-skips must be",
+    "--implementation mosaic_gpu": "--implementation mosaic_gpu cannot serve: Mosaic",
+    "--implementation cuda": "'cuda'",
     "--seed -1": "--seed must be",
     "--seed 4294967296": "--seed must be below",
     "--data imagenet": "'imagenet'",

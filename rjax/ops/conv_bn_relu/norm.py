@@ -18,6 +18,12 @@ class Norm(NamedTuple):
         mean: float32 `[channels]`.
         factor: float32 `[channels]`.
         bias: float32 `[channels]`.
+
+    Example:
+        >>> import jax.numpy as jnp, rjax
+        >>> norm = rjax.ops.Norm(jnp.ones(2), jnp.full(2, 2.0), jnp.zeros(2))
+        >>> norm.factor.tolist()
+        [2.0, 2.0]
     """
 
     mean: jax.Array
@@ -43,6 +49,9 @@ def norm_of(
         scale: floating `[channels]`.
         bias: floating `[channels]`.
         eps: added to the variance.
+
+    Returns:
+        A :class:`Norm`, float32 `[channels]` each.
 
     Raises:
         ValueError: if `eps` is not above 0.

@@ -1,0 +1,1 @@
+"""One training, step by step, in PyTorch and in rjax."""

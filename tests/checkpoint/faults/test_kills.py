@@ -1,0 +1,106 @@
+"""Killed at random moments, again and again, a run ends as if nobody had touched it."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tyro")
+
+from run_helpers import assert_same_run, read_manifest
+
+from rjax.checkpoint import files
+
+pytestmark = [pytest.mark.standard_promotion, pytest.mark.slow]
+
+LONG = pytest.mark.skipif(
+    "RJAX_LONG" not in os.environ, reason="takes minutes: set RJAX_LONG=1"
+)
+
+OPTIONS = (
+    "--no-plan --hidden 16 --batch-size 32 --loss-scale 1073741824 --eval-every 5 "
+    "--log-every 100000 --record-every 44 --dropout 0.1"
+).split()
+# How often a run is killed, how many epochs of 44 steps it has, and within how many
+# seconds of training it is killed.
+FEW, STEPS, EPOCHS = (10, 100, 0.5), (25, 400, 1.0), (25, 2000, 0.7)
+
+
+def command(*words):
+    return [sys.executable, "-m", "rjax", "train", *words]
+
+
+def train(*words):
+    """Run to the end, and return what it says."""
+    done = subprocess.run(
+        command(*words), capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def kill(draw, within, *words):
+    """Kill a run at a random moment; return whether it had not ended before.
+
+    One in three while it is being made or taken up, else while it trains and saves.
+    """
+    with subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        until = ("going on", "training") if draw.random() < 1 / 3 else ("training",)
+        for line in process.stdout:
+            if line.startswith(until):
+                break
+        time.sleep(draw.uniform(0.0, 0.05 if until[0] == "going on" else within))
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    return process.returncode == -signal.SIGKILL
+
+
+def kill_often(draw, kills, epochs, within, *options):
+    """Kill a run that often, then let it end; return after how many steps it went on.
+
+    Whatever it leaves in between, its last checkpoint of all that are whole is used.
+    """
+    times = 0
+    words = [*OPTIONS, "--epochs", str(epochs), *options, "--out", "killed"]
+    while times < kills:
+        if Path("killed/manifest.json").exists():
+            words = ["--resume", "killed"]
+            assert read_manifest("killed")["status"] == "running"
+        times += kill(draw, within, *words)
+    said = train("--resume", "killed")
+    assert "going on in killed after" in said
+    seals = Path("killed/checkpoints").glob(f"*/{files.SEAL}")
+    assert len(list(seals)) <= 4
+    return [again["step"] for again in read_manifest("killed")["resumed"]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "times"),
+    [
+        pytest.param([], FEW, id="steps-10"),
+        pytest.param([], STEPS, id="steps-25", marks=LONG),
+        pytest.param(["--whole-epochs"], EPOCHS, id="epochs-25", marks=LONG),
+    ],
+)
+def test_a_killed_run_ends_bit_equal_to_the_unbroken_one(
+    kind, times, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    kills, epochs, within = times
+    draw = random.Random(int(os.environ.get("RJAX_SEED", 0)))
+    options = [*kind, "--checkpoint-every", "150"]
+    train(*OPTIONS, "--epochs", str(epochs), *kind, "--out", "whole")
+    steps = kill_often(draw, kills, epochs, within, *options)
+    assert len(steps) >= kills - 1 and steps == sorted(steps)
+    assert len(set(steps)) > kills // 4, "the run came nowhere between the kills"
+    assert_same_run("whole", "killed")
+    print(f"killed {kills} times, went on after {steps} steps")
