@@ -5,7 +5,7 @@ import shlex
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rjax.runs.console import Console, describe_evaluation, percent, say
 from rjax.runs.errors import NO_ROOM, UsageError
 from rjax.runs.evaluate import Evaluator, all_views
 from rjax.runs.interrupts import Interrupted, Interrupts
+from rjax.runs.lock import only_writer
 from rjax.runs.loop import Run, fit
 from rjax.runs.options import TrainOptions, flat
 from rjax.runs.processes import is_first, run_folder
@@ -51,7 +52,7 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
         rjax.set_xla_flags()
     if options.loop.compile_cache:
         _enable_cache()
-    with Interrupts() as interrupts:
+    with Interrupts() as interrupts, ExitStack() as held:
         if options.output.tensorboard:
             find_writer()
         if options.output.weights == "safetensors":
@@ -61,6 +62,8 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
                 raise UsageError(f"--weights safetensors: {error}") from None
         resume = options.output.resume
         changes = () if resume is None else check_resumable(options)
+        if resume is not None and is_first():  # before it is read
+            held.enter_context(only_writer(Path(resume)))
         job = prepare_job(options)
         start, lines = None, _opening_lines(job, options)
         if resume is not None:
@@ -72,6 +75,8 @@ def train(options: TrainOptions, command: Sequence[str]) -> int:
         name = f"{source}-{network}-{options.numerics.precision}"
         folder = run_folder(options.output.out, name, resume)
         try:
+            if resume is None:
+                held.enter_context(only_writer(folder))
             manifest = _manifest(job, folder, command, start, changes)
             return _record(job, folder, manifest, interrupts, start)
         except OSError as error:
