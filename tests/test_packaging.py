@@ -88,4 +88,4 @@ def test_the_readme_names_only_what_exists() -> None:
     text = readme.read_text()
     assert set(re.findall(r"^\s*make ([a-z-]+)", text, re.M)) <= TARGETS
     commands = set(re.findall(r"^\s*rjax ([a-z]+)", text, re.M))
-    assert commands <= {"train", "plan", "bench"}
+    assert commands <= {"train", "plan", "bench", "compare", "sweep"}

@@ -196,6 +196,8 @@ class Checkpoints:
         except Exception as failure:
             if error is None:
                 raise
+            if getattr(failure, "errno", 0) == getattr(error, "errno", None):
+                return  # a full disk, say, is told once
             # What ended the loop is the one to tell.
             warnings.warn(f"The last save failed: {failure}", UserWarning, stacklevel=2)
 
@@ -349,7 +351,13 @@ def save(
         OSError: if it cannot be written.
 
     Example:
-        ``rjax.checkpoint.save("checkpoints", plan, state, data={"epoch": 3})``
+        >>> import tempfile, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((3, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> folder = tempfile.mkdtemp()
+        >>> save(folder, plan, rjax.init_state(plan, params), data={"epoch": 3})
+        >>> rjax.checkpoint.restore(folder, plan).data
+        {'epoch': 3}
     """
     with Checkpoints(folder, plan, keep=keep) as saved:
         saved.save(state, data=data, metrics=metrics)

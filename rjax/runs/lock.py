@@ -13,7 +13,8 @@ NAME = ".lock"
 def only_writer(folder: Path) -> Iterator[None]:
     """Hold the folder of a run; however the process ends, the system lets go of it.
 
-    Where the system has no such locks nothing is held.
+    Where the system has no such locks nothing is held. A folder in which nothing else
+    was left is empty afterwards.
 
     Raises:
         UsageError: if another process holds it.
@@ -32,4 +33,8 @@ def only_writer(folder: Path) -> Iterator[None]:
             ) from None
         except OSError:  # a network disk without locks, say
             pass
-        yield
+        try:
+            yield
+        finally:
+            if [path.name for path in folder.iterdir()] == [NAME]:
+                (folder / NAME).unlink()

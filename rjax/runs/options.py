@@ -94,7 +94,7 @@ class NumericsOptions:
     scaling: Literal["auto", "halving", "static", "dynamic", "off"] = "auto"
     loss_scale: Number = None
     max_consecutive_skips: int = 50
-    implementation: Literal["xla", "mosaic_gpu"] | None = None
+    implementation: Annotated[Literal["xla", "mosaic_gpu"] | None, _name] = None
 
 
 @dataclasses.dataclass(frozen=True)

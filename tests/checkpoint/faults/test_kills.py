@@ -27,8 +27,8 @@ OPTIONS = (
     "--log-every 100000 --record-every 44 --dropout 0.1"
 ).split()
 # How often a run is killed, how many epochs of 44 steps it has, and within how many
-# seconds of training it is killed.
-FEW, STEPS, EPOCHS = (10, 100, 0.5), (25, 400, 1.0), (25, 2000, 0.7)
+# steps of training it is killed.
+FEW, STEPS, EPOCHS = (10, 100, 400), (25, 400, 1000), (25, 2000, 5000)
 
 
 def command(*words):
@@ -44,20 +44,30 @@ def train(*words):
     return done.stdout
 
 
+def written():
+    """Return how many steps have their line on disk."""
+    path = Path("killed/metrics.jsonl")
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def kill(draw, within, *words):
     """Kill a run at a random moment; return whether it had not ended before.
 
-    One in three while it is being made or taken up, else while it trains and saves.
+    One in three while it is being made or taken up, else while it trains and saves:
+    after some steps, however long they take here, and some milliseconds.
     """
     with subprocess.Popen(
         command(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        until = ("going on", "training") if draw.random() < 1 / 3 else ("training",)
+        early = draw.random() < 1 / 3
         for line in process.stdout:
-            if line.startswith(until):
+            if line.startswith(("going on", "training") if early else "training"):
                 break
-        time.sleep(draw.uniform(0.0, 0.05 if until[0] == "going on" else within))
+        steps = 0 if early else written() + draw.randrange(within)
+        while process.poll() is None and written() < steps:
+            time.sleep(0.005)
+        time.sleep(draw.uniform(0.0, 0.05))
         process.send_signal(signal.SIGKILL)
         process.communicate()
     return process.returncode == -signal.SIGKILL
