@@ -1,4 +1,4 @@
-"""How states and reports show themselves: one line as text, one look in notebooks.
+"""How states, reports and programs show themselves: a line of text, one look in HTML.
 
 Nothing here computes: an array that is traced, given away or planned only is told by
 its dtype and shape.
@@ -28,7 +28,7 @@ def value(x: Any) -> str:
         return "none"
     if not hasattr(x, "shape"):
         leaves = jax.tree.leaves(x)
-        return "none" if not leaves else f"{len(leaves)} arrays"
+        return "none" if not leaves else count(len(leaves), "array")
     known = isinstance(x, np.ndarray | np.generic | jax.Array)
     if not known or isinstance(x, Tracer) or x.shape != ():
         return kind(x)
@@ -65,6 +65,32 @@ def text(name: str, rows: Rows) -> str:
     return f"{name}({', '.join(f'{label}={words}' for label, words in rows)})"
 
 
+def count(n: int, what: str) -> str:
+    """Return a number of things.
+
+    Example:
+        >>> count(1, "array"), count(12, "array")
+        ('1 array', '12 arrays')
+    """
+    return f"{n:,} {what}" + "s" * (n != 1)
+
+
+def headed(title: str, summary: str, *parts: str) -> str:
+    """Return the line that all displays begin with, and what stands below it.
+
+    Example:
+        >>> headed("stages", "41 kernels", "<table></table>")
+        '<div><p><b>rjax stages</b>: 41 kernels</p><table></table></div>'
+    """
+    line = f"<p><b>rjax {title}</b>: {html.escape(summary)}</p>"
+    return f"<div>{line}{''.join(parts)}</div>"
+
+
+def folded(label: str, body: str) -> str:
+    """Return HTML that a click on its label shows."""
+    return f"<details><summary>{html.escape(label)}</summary>{body}</details>"
+
+
 def page(title: str, summary: str, rows: Rows) -> str:
     """Return a line and, folded, a table, for a light and a dark page.
 
@@ -77,8 +103,5 @@ def page(title: str, summary: str, rows: Rows) -> str:
         f"<td style='text-align:right'>{html.escape(words)}</td></tr>"
         for label, words in rows
     )
-    return (
-        f"<div><p><b>rjax {title}</b>: {html.escape(summary)}</p>"
-        f"<details><summary>{len(rows)} fields</summary>"
-        f"<table><tbody>{body}</tbody></table></details></div>"
-    )
+    table = f"<table><tbody>{body}</tbody></table>"
+    return headed(title, summary, folded(f"{len(rows)} fields", table))

@@ -1,7 +1,7 @@
 """What a step says about itself."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +59,8 @@ class Report:
     metrics: Any
     grad_digests: jax.Array | None = None
 
+    _title: ClassVar[str] = "report"
+
     def _rows(self) -> list[tuple[str, str]]:
         fields = dataclasses.fields(self)
         found = [(f.name, displays.value(getattr(self, f.name))) for f in fields]
@@ -69,9 +71,10 @@ class Report:
 
     def _repr_html_(self) -> str:
         rows = self._rows()
-        told = [(n, w) for n, w in rows if n in ("step", "applied", "loss", "scale")]
+        wanted = "step", "applied", "skips", "loss", "scale"
+        told = [(name, words) for name, words in rows if name in wanted]
         summary = ", ".join(f"{name} {words}" for name, words in told)
-        return displays.page("report", summary, rows)
+        return displays.page(self._title, summary, rows)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain Python numbers (lists where stacked) for any logger.

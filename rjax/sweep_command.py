@@ -6,10 +6,10 @@ from typing import Annotated
 
 import tyro
 
-from rjax.repro import sweep
-from rjax.repro.sweeps.axes import parse
 from rjax.runs.console import say
 from rjax.runs.errors import UsageError
+from rjax.runs.sweeps import sweep
+from rjax.runs.sweeps.axes import parse
 
 _Settings = Annotated[tuple[str, ...], tyro.conf.arg(metavar="AXIS=VALUE,VALUE ...")]
 _Folder = Annotated[str, tyro.conf.arg(metavar="DIR")]

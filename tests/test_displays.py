@@ -8,6 +8,7 @@ import pytest
 
 import rjax
 from rjax import displays
+from rjax.programs.epoch_report import summarize
 
 PARAMS = {"w": jnp.ones((4, 2))}
 PLAN = rjax.make_plan(PARAMS, rjax.Config(ema=rjax.Ema(0.5)))
@@ -71,6 +72,15 @@ def test_reports_of_a_scan_are_told_by_their_shape():
     state = rjax.init_state(PLAN, PARAMS)
     _, reports = jax.lax.scan(STEP, state, jnp.stack([X] * 3))
     assert repr(reports).startswith("Report(loss=float32[3], applied=bool[3]")
+
+
+def test_an_epoch_is_told_as_one(after):
+    _, report = after
+    epoch = summarize(jax.tree.map(lambda x: x[None], report))
+    assert repr(epoch).startswith("EpochReport(loss=4, applied=True")
+    page = epoch._repr_html_()
+    assert page.startswith("<div><p><b>rjax epoch report</b>: loss 4, applied True")
+    assert "skips 0" in page.partition("</p>")[0]
 
 
 def test_names_are_escaped():

@@ -16,6 +16,8 @@ import rjax
 NEVER_RAISE = {
     "rjax.diagnose",
     "rjax.ops.unscale",
+    "rjax.repro.digest",
+    "rjax.repro.tensors",
     "rjax.scaling.off",
     "rjax.stateless_loss",
 }
@@ -24,8 +26,6 @@ UNDESCRIBED = {"rjax.optim.Optimizer"}
 # Every stage takes and returns an `InFlight`, and none raises: the docstring of the
 # module says so, and its example runs them all.
 DESCRIBED_TOGETHER = "rjax.stages"
-# Modules whose names have a docstring each, and not yet all else.
-UNFINISHED = ("rjax.checkpoint.", "rjax.repro.")
 # What modules without an `__all__` have for their users.
 LISTED = {
     "rjax.scaling": ("dynamic", "halving", "off", "static"),
@@ -81,7 +81,7 @@ def problems(name: str, member: Any) -> Iterator[str]:
     if not doc or doc.startswith(f"{member.__name__}("):
         yield "a docstring"
         return
-    if name.startswith((f"{DESCRIBED_TOGETHER}.", *UNFINISHED)):
+    if name.startswith(f"{DESCRIBED_TOGETHER}."):
         return
     if not doctest.DocTestParser().get_examples(doc):
         yield "an example that runs"
@@ -90,9 +90,11 @@ def problems(name: str, member: Any) -> Iterator[str]:
         if not plain and "Args:" not in doc and "Attributes:" not in doc:
             yield "its attributes"
         return
-    if inspect.signature(member).parameters and "Args:" not in doc:
+    signature = inspect.signature(member)
+    if signature.parameters and "Args:" not in doc:
         yield "its arguments"
-    if "Returns:" not in doc and "Yields:" not in doc:
+    silent = signature.return_annotation is None
+    if not silent and "Returns:" not in doc and "Yields:" not in doc:
         yield "what it returns"
     if "Raises:" not in doc and name not in NEVER_RAISE:
         yield "its errors"

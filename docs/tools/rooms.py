@@ -8,11 +8,13 @@ functions count as well, those for types alone do not.
 
 import ast
 import pathlib
+from collections.abc import Iterator, Mapping
 
 _RJAX = pathlib.Path(__file__).parents[2] / "rjax"
 _WIDE, _TALL, _GAP, _STEP = 108, 22, 12, 50
 _STYLE = (
     ".room{fill:#56b4e9;fill-opacity:.25;stroke:currentColor;stroke-opacity:.6}"
+    ".room-back{fill:var(--md-default-bg-color,Canvas)}"
     ".room-name{font:11.5px sans-serif;fill:currentColor;text-anchor:middle}"
     ".room-edge{stroke:currentColor;stroke-opacity:.22;fill:none}"
     ".room-group:hover .room{fill-opacity:.6}"
@@ -35,7 +37,7 @@ def rooms() -> dict[str, set[str]]:
 
 def _imported(tree: ast.AST) -> set[str]:
     modules = []
-    for node in ast.walk(tree):
+    for node in _walk(tree):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "rjax":
@@ -44,6 +46,16 @@ def _imported(tree: ast.AST) -> set[str]:
             modules.append(node.module or "")
     parts = [module.split(".") for module in modules]
     return {part[1] for part in parts if part[0] == "rjax" and len(part) > 1}
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield all nodes but those below `if TYPE_CHECKING:`, which never run."""
+    yield node
+    below = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        below = node.orelse
+    for child in below:
+        yield from _walk(child)
 
 
 def circles(graph: dict[str, set[str]]) -> list[str]:
@@ -57,24 +69,19 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
 
 
 def rows(graph: dict[str, set[str]]) -> list[list[str]]:
-    """Return rooms by the longest chain of imports below them."""
-    depth: dict[str, int] = {}
-    left = dict(graph)
-    circle = set(circles(graph))
+    """Return rows by the longest chain of imports below them.
+
+    Raises:
+        ValueError: if rooms import each other.
+    """
+    if found := circles(graph):
+        raise ValueError(f"rooms import each other: {', '.join(found)}")
+    laid: list[list[str]] = []
+    left = set(graph)
     while left:
-        ready = [room for room in left if not (graph[room] & left.keys()) - {room}]
-        # Of a circle, the room that waits for the fewest goes first.
-        ready = ready or [
-            min(circle & left.keys(), key=lambda r: len(graph[r] & left.keys()))
-        ]
-        for room in ready:
-            below = [depth[other] + 1 for other in graph[room] if other in depth]
-            depth[room] = max(below, default=0)
-        left = {room: left[room] for room in left if room not in depth}
-    found: list[list[str]] = [[] for _ in range(max(depth.values()) + 1)]
-    for room, place in depth.items():
-        found[place].append(room)
-    return found
+        laid.append([room for room in graph if room in left and not graph[room] & left])
+        left -= {*laid[-1]}
+    return laid
 
 
 def svg() -> str:
@@ -96,7 +103,7 @@ def svg() -> str:
     )
 
 
-def _room(room: str, imports: set[str], at: dict[str, tuple[float, float]]) -> str:
+def _room(room: str, imports: set[str], at: Mapping[str, tuple[float, float]]) -> str:
     x, y = at[room]
     edges = []
     for other in sorted(imports):
@@ -112,7 +119,8 @@ def _room(room: str, imports: set[str], at: dict[str, tuple[float, float]]) -> s
     middle = f'x="{x + _WIDE / 2:g}" y="{y + 15:g}"'
     return (
         f'<g class="room-group"><title>{title}</title>{"".join(edges)}'
-        f'<rect class="room" {box}/><text class="room-name" {middle}>{room}</text></g>'
+        f'<rect class="room-back" {box}/><rect class="room" {box}/>'
+        f'<text class="room-name" {middle}>{room}</text></g>'
     )
 
 

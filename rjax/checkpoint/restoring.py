@@ -33,6 +33,16 @@ class Restored:
         changes: in what the configuration differs from the one then, such as
             "learning_rate: 0.1 -> 0.05".
         refused: what is wrong with later checkpoints that could not be used.
+
+    Example:
+        >>> import tempfile, jax.numpy as jnp, rjax
+        >>> params, folder = {"w": jnp.ones((3, 2))}, tempfile.mkdtemp()
+        >>> plan = rjax.make_plan(params, rjax.Config(learning_rate=0.1))
+        >>> rjax.checkpoint.save(folder, plan, rjax.init_state(plan, params))
+        >>> slower = rjax.make_plan(params, rjax.Config(learning_rate=0.05))
+        >>> found = rjax.checkpoint.restore(folder, slower)
+        >>> found.step, found.changes
+        (0, ('learning_rate: 0.1 -> 0.05',))
     """
 
     state: RegionState
@@ -94,7 +104,14 @@ def restore(
             if no other is left) it is damaged or of a later format.
 
     Example:
-        ``state = rjax.checkpoint.restore("checkpoints", plan, like=state).state``
+        >>> import tempfile, jax.numpy as jnp, rjax
+        >>> params = {"w": jnp.ones((3, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> state, folder = rjax.init_state(plan, params), tempfile.mkdtemp()
+        >>> rjax.checkpoint.save(folder, plan, state)
+        >>> found = restore(folder, plan, like=state).state
+        >>> bool((found.master == state.master).all())
+        True
     """
     read, refused = read_newest(Path(path), step=step)
     for sentence in refused:

@@ -98,7 +98,12 @@ def load_weights(
         ValueError: for an ending or a name that is not known.
 
     Example:
-        ``params = rjax.checkpoint.load_weights("weights.safetensors")["params"]``
+        >>> import tempfile, jax.numpy as jnp, rjax
+        >>> params, folder = {"w": jnp.ones((3, 2))}, tempfile.mkdtemp()
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> rjax.checkpoint.save(folder, plan, rjax.init_state(plan, params))
+        >>> load_weights(folder)["params"]["w"].dtype
+        dtype('float32')
     """
     path = Path(path)
     if path.is_dir():

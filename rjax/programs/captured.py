@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 from jax.core import Tracer
 
+from rjax import displays
 from rjax.plan import Plan
 from rjax.programs import hlo, meshes, saved, static, tables
 from rjax.programs.signature import Signature
@@ -222,18 +223,29 @@ class Captured:
         return saved.write(Path(path), self.name, self.signature, stamp, self._export())
 
     def __repr__(self) -> str:
-        plan = f", plan {self.plan.fingerprint[:12]}" if self.plan else ""
-        return (
-            f"<Captured {self.name}: {len(self.signature.state)} arrays of state, "
-            f"{len(self.signature.batch)} of a batch, {self._device_kind()}{plan}>"
-        )
+        return displays.text(type(self).__name__, self._rows())
+
+    def _rows(self) -> list[tuple[str, str]]:
+        plan = [("plan", self.plan.fingerprint[:12])] if self.plan else []
+        return [
+            ("name", self.name),
+            ("state", displays.count(len(self.signature.state), "array")),
+            ("batch", displays.count(len(self.signature.batch), "array")),
+            ("device", self._device_kind()),
+            *plan,
+        ]
+
+    def _summary(self) -> str:
+        compiled = f"compiled in {self.compile_seconds:.1f} s"
+        return f"{self.name}, {compiled} for {self._device_kind()}"
 
     def _repr_html_(self) -> str:
         stages, memory = self.stages(), self.memory()
-        return (
-            f"<div><p><b>rjax program</b> {self.name}: compiled in "
-            f"{self.compile_seconds:.1f} s for {self._device_kind()}</p>"
-            f"{stages._repr_html_()}{memory._repr_html_()}</div>"
+        return displays.headed(
+            "program",
+            self._summary(),
+            displays.folded(f"stages: {stages.summary}", stages.table()),
+            displays.folded(f"memory: {memory.summary}", memory.table()),
         )
 
 

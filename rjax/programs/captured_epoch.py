@@ -6,6 +6,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
+from rjax import displays
 from rjax.programs.captured import Captured
 from rjax.programs.sampling import Sampling
 from rjax.programs.signature import leaves_of
@@ -107,6 +108,18 @@ class CapturedEpoch(Captured):
             ValueError: for data that are not of the shapes.
         """
         return self._batch(self._checked(data), state.key, state.step)
+
+    def _rows(self) -> list[tuple[str, str]]:
+        found = dict(super()._rows())
+        data = found.pop("batch")
+        numbers = {"steps": self.steps, "epochs": self.epochs, "every": self.every}
+        own = {name: str(number) for name, number in numbers.items()}
+        return [*{"name": found.pop("name"), **own, "data": data, **found}.items()]
+
+    def _summary(self) -> str:
+        steps = displays.count(self.steps, "step")
+        epochs = displays.count(self.epochs, "epoch")
+        return f"{super()._summary()}, {epochs} of {steps} a call"
 
     def _placed(self, data: Any) -> Any:
         shardings = jax.tree.unflatten(self._wanted[1], self._input_shardings()[1])

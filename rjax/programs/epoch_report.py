@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -56,6 +56,8 @@ class EpochReport(Report):
     step_loss: Any = None
     reports: Report | None = None
     digests: jax.Array | None = None
+
+    _title: ClassVar[str] = "epoch report"
 
     def __repr__(self) -> str:
         return super().__repr__()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rjax.data import steps_per_epoch
+from rjax.digests import digest
 from rjax.plan import Plan
 from rjax.programs.cache import enable_compilation_cache
 from rjax.programs.captured_epoch import CapturedEpoch
@@ -19,7 +20,6 @@ from rjax.programs.sampling import Augment, Sampling, nearest_divisor
 from rjax.programs.signature import leaves_of
 from rjax.programs.tracing import trace
 from rjax.report import Report
-from rjax.repro.tensors import digest
 from rjax.state import RegionState
 from rjax.step import find_plan
 

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rjax import displays
 from rjax.drawing import readable
 from rjax.inflight import STAGES
 from rjax.programs.hlo import Instruction, Program
@@ -68,7 +69,17 @@ class StageTable:
         return text_table(("stage", "kernels", "moved"), self._cells())
 
     def _repr_html_(self) -> str:
-        return html_table("stages", ("stage", "kernels", "moved"), self._cells())
+        return displays.headed("stages", self.summary, self.table())
+
+    @property
+    def summary(self) -> str:
+        """Return how much there is, in a few words."""
+        kernels = displays.count(self.kernels, "kernel")
+        return f"{kernels}, {readable(self.nbytes)} moved"
+
+    def table(self) -> str:
+        """Return the rows as HTML."""
+        return html_table(("stage", "kernels", "moved"), self._cells())
 
 
 def stage_table(program: Program) -> StageTable:
@@ -135,7 +146,16 @@ class MemoryTable:
         return text_table(("memory", "bytes", ""), self._cells())
 
     def _repr_html_(self) -> str:
-        return html_table("memory", ("memory", "bytes", ""), self._cells())
+        return displays.headed("memory", self.summary, self.table())
+
+    @property
+    def summary(self) -> str:
+        """Return how much there is, in a few words."""
+        return f"{readable(self.peak)} a call"
+
+    def table(self) -> str:
+        """Return the rows as HTML."""
+        return html_table(("memory", "bytes", ""), self._cells())
 
 
 def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -153,7 +173,7 @@ def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([text[0], rule, *text[1:-1], rule, text[-1]])
 
 
-def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return rows as an HTML table for a light and a dark page."""
 
     def line(cells: Sequence[str], tag: str) -> str:
@@ -164,7 +184,5 @@ def html_table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]])
         )
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)
-    return (
-        f"<table><caption>{html.escape(title)}</caption>"
-        f"<thead><tr>{line(header, 'th')}</tr></thead><tbody>{body}</tbody></table>"
-    )
+    head = f"<thead><tr>{line(header, 'th')}</tr></thead>"
+    return f"<table>{head}<tbody>{body}</tbody></table>"

@@ -3,16 +3,17 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from rjax.digests import Tensor, digest, tensors
+from rjax.repro.beginning import record
 from rjax.repro.determinism import deterministic
 from rjax.repro.errors import RecordError
-from rjax.repro.recording import Recording, record
+from rjax.repro.recording import Recording
 from rjax.repro.scanned import scanned_digest
-from rjax.repro.tensors import Tensor, digest, tensors
 
 if TYPE_CHECKING:
     from rjax.repro.comparing import compare
     from rjax.repro.comparison import Comparison, Tolerance
-    from rjax.repro.sweeps import Sweep, sweep
+    from rjax.runs.sweeps import Sweep, sweep
 
 __all__ = [
     "Comparison",
@@ -30,18 +31,18 @@ __all__ = [
     "tensors",
 ]
 
-# Loaded where they are used: `import rjax` stays light.
+# Loaded where they are used: `import rjax` stays light. Sweeps train, so they live
+# above this package; this is their front door, and nothing in here calls them.
 _LATE = {
-    "Comparison": "comparison",
-    "Sweep": "sweeps",
-    "Tolerance": "comparison",
-    "compare": "comparing",
-    "sweep": "sweeps",
+    "Comparison": "rjax.repro.comparison",
+    "Sweep": "rjax.runs.sweeps",
+    "Tolerance": "rjax.repro.comparison",
+    "compare": "rjax.repro.comparing",
+    "sweep": "rjax.runs.sweeps",
 }
 
 
 def __getattr__(name: str) -> Any:
     if name not in _LATE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f"{__name__}.{_LATE[name]}")
-    return getattr(module, name)
+    return getattr(importlib.import_module(_LATE[name]), name)

@@ -45,9 +45,21 @@ def compare(
         RecordError: if a record is missing, damaged, empty or of another format.
 
     Example:
-        ::
-
-            print(rjax.repro.compare("runs/a", "runs/b"))
+        >>> import tempfile, jax, jax.numpy as jnp, rjax
+        >>> params, folder = {"w": jnp.ones((4, 2))}, tempfile.mkdtemp()
+        >>> plan = rjax.make_plan(params, rjax.Config(learning_rate=0.1))
+        >>> loss = lambda p, x: jnp.mean((x @ p["w"]).astype(jnp.float32))
+        >>> step = jax.jit(rjax.make_train_step(rjax.stateless_loss(loss), plan))
+        >>> for name, last in (("a", 1), ("b", 2)):
+        ...     state = rjax.init_state(plan, params)
+        ...     with rjax.repro.record(f"{folder}/{name}", plan, state) as recording:
+        ...         for factor in (1, 1, last):
+        ...             batch = jnp.full((8, 4), factor, jnp.float16)
+        ...             state, report = step(state, batch)
+        ...             recording.add(state, report)
+        >>> found = compare(f"{folder}/a", f"{folder}/b")
+        >>> found.verdict, found.first.step, found.first.name
+        ('diverged', 2, 'loss')
     """
     left, right = open_record(a), open_record(b)
     steps, digests = scan_steps(left, right), scan_digests(left, right)

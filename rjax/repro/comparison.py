@@ -6,9 +6,9 @@ import numbers
 from collections.abc import Mapping
 from typing import Literal
 
+from rjax.digests import Tensor
 from rjax.repro.bits import Bits, ulps
 from rjax.repro.manifests import Causes
-from rjax.repro.tensors import Tensor
 from rjax.repro.timeline import Timeline
 from rjax.repro.tracks import Track
 
@@ -25,6 +25,13 @@ class Tolerance:
             every step; the loss scale, integers and booleans must be equal.
         relative_tensors: bound on ||a - b|| / ||a|| of every floating tensor in the
             last snapshots that both runs have.
+
+    Raises:
+        ValueError: for what is no number from 0 up.
+
+    Example:
+        >>> Tolerance(relative_tensors=0.1).relative_scalars
+        0.001
     """
 
     relative_scalars: float = 1e-3
@@ -219,6 +226,20 @@ class Comparison:
         causes: differences of the manifests, the likeliest first.
         timelines: where they agree, by "steps" (the numbers of each step), "state" and,
             where both have them, "gradients".
+
+    Example:
+        >>> import tempfile, jax, jax.numpy as jnp, rjax
+        >>> params, folder = {"w": jnp.ones((4, 2))}, tempfile.mkdtemp()
+        >>> plan = rjax.make_plan(params, rjax.Config(learning_rate=0.1))
+        >>> loss = lambda p, x: jnp.mean((x @ p["w"]).astype(jnp.float32))
+        >>> step = jax.jit(rjax.make_train_step(rjax.stateless_loss(loss), plan))
+        >>> state = rjax.init_state(plan, params)
+        >>> with rjax.repro.record(folder, plan, state, every=1) as recording:
+        ...     state, report = step(state, jnp.ones((8, 4), jnp.float16))
+        ...     recording.add(state, report)
+        >>> found = rjax.repro.compare(folder, folder)
+        >>> found.verdict, found.compared
+        ('bit-identical', (1, 2))
     """
 
     verdict: Verdict

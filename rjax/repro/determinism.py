@@ -25,10 +25,14 @@ def deterministic() -> None:
             the contrary.
 
     Example:
-        First thing in a program::
+        First thing in a program:
 
-            import rjax
-
-            rjax.repro.deterministic()
+        >>> import os, subprocess, sys
+        >>> program = "import os, rjax; rjax.repro.deterministic()"
+        >>> program += "; print(os.environ['XLA_FLAGS'])"
+        >>> bare = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+        >>> words = [sys.executable, "-c", program]
+        >>> subprocess.check_output(words, env=bare, text=True).strip()
+        '--xla_gpu_deterministic_ops=true'
     """
     require("deterministic", _FLAG, ("", "true", "1"))

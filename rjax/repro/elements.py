@@ -4,12 +4,12 @@ import math
 
 import numpy as np
 
+from rjax.digests import Tensor
 from rjax.repro.bits import Bits, decode, is_float
 from rjax.repro.comparison import Distance, Element
 from rjax.repro.errors import RecordError
 from rjax.repro.opened import Opened
 from rjax.repro.snapshots import load_tensor
-from rjax.repro.tensors import Tensor
 
 # Elements that are looked at in float64 at a time.
 _BLOCK = 1 << 20

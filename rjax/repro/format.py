@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from rjax.digests import Tensor
 from rjax.files import write_atomically
 from rjax.plain import dumps
 from rjax.repro.errors import RecordError
-from rjax.repro.tensors import Tensor
 
 FORMAT = 1
 FOLDER, LAYOUT, STEPS, DIGESTS = "record", "layout.json", "steps.bin", "digests.bin"

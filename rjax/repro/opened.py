@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rjax.digests import Tensor
 from rjax.repro import format as on_disk
 from rjax.repro.bits import decode
 from rjax.repro.errors import RecordError
-from rjax.repro.tensors import Tensor
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rjax.digests import tensors
 from rjax.plan import Plan
 from rjax.repro import format as on_disk
 from rjax.repro.errors import RecordError
-from rjax.repro.tensors import tensors
 from rjax.state import RegionState
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from rjax.digests import Tensor
 from rjax.repro.bits import Bits, decode, relative
 from rjax.repro.comparison import (
     ColumnDifference,
@@ -14,7 +15,6 @@ from rjax.repro.comparison import (
 )
 from rjax.repro.format import Rows
 from rjax.repro.opened import Opened, ascending, comparable, pairs
-from rjax.repro.tensors import Tensor
 from rjax.repro.timeline import Timeline, Watcher
 from rjax.repro.tracks import Track, Tracker
 

@@ -10,9 +10,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, UInt32
 
+from rjax.digests import digest
 from rjax.plan import Plan
 from rjax.report import Report
-from rjax.repro.tensors import digest
 from rjax.state import RegionState
 
 
@@ -37,11 +37,19 @@ def scanned_digest(
         ValueError: if `every` is no such number.
 
     Example:
-        ::
-
-            def body(state, batch):
-                state, report = step(state, batch)
-                return state, (report, rjax.repro.scanned_digest(plan, state, 10))
+        >>> import rjax
+        >>> params = {"w": jnp.ones((4, 2))}
+        >>> plan = rjax.make_plan(params, rjax.Config(learning_rate=0.1))
+        >>> loss = lambda p, x: jnp.mean((x @ p["w"]).astype(jnp.float32))
+        >>> step = rjax.make_train_step(rjax.stateless_loss(loss), plan)
+        >>> def body(state, batch):
+        ...     state, report = step(state, batch)
+        ...     return state, (report, scanned_digest(plan, state, every=2))
+        >>> batches = jnp.ones((4, 8, 4), jnp.float16)
+        >>> run = jax.jit(lambda state: lax.scan(body, state, batches))
+        >>> state, (reports, digests) = run(rjax.init_state(plan, params))
+        >>> digests.any(axis=(1, 2)).tolist()
+        [False, True, False, True]
     """
     if not isinstance(every, int) or isinstance(every, bool) or every < 1:
         raise ValueError(f"`every` must be a whole number >= 1, got {every!r}.")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from rjax.digests import tensors, values
 from rjax.files import write_atomically
 from rjax.plan import Plan
 from rjax.repro.errors import RecordError
-from rjax.repro.tensors import tensors, values
 from rjax.state import RegionState
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from rjax.digests import Tensor
 from rjax.repro.bits import Bits, is_float
 from rjax.repro.comparison import (
     Comparison,
@@ -11,7 +12,6 @@ from rjax.repro.comparison import (
 )
 from rjax.repro.scan import when
 from rjax.repro.structure import listed
-from rjax.repro.tensors import Tensor
 from rjax.repro.tracks import Track
 
 # Columns that are told one by one.

@@ -6,29 +6,22 @@ import re
 import shlex
 
 import pytest
+from doc_pages import DOCS, Page, all_pages
 
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
-if not DOCS.exists():
-    pytest.skip("a built package has no docs", allow_module_level=True)
 # These have tests of their own, which look at what the snippets leave behind.
 ELSEWHERE = {
     *("adoption.md", "checkpoints.md", "many_devices.md", "reproducibility.md"),
 }
-PAGES = {
-    path.name: path.read_text()
-    for path in sorted(DOCS.glob("*.md"))
-    if path.name not in ELSEWHERE
-}
+PAGES = {name: page for name, page in all_pages().items() if name not in ELSEWHERE}
 PYTHON = [
-    pytest.param(name, number, snippet, id=f"{name}-{number}")
-    for name, text in PAGES.items()
-    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", text, re.S))
+    pytest.param(name, snippet, id=f"{name}-{number}")
+    for name, page in PAGES.items()
+    for number, snippet in enumerate(page.snippets)
 ]
 COMMANDS = [
     pytest.param(name, line, id=f"{name}-{line}")
-    for name, text in PAGES.items()
-    for block in re.findall(r"```sh\n(.*?)```", text, re.S)
-    for line in re.findall(r"^rjax ([^\n#|]*)", block, re.M)
+    for name, page in PAGES.items()
+    for line in page.commands
 ]
 pytestmark = pytest.mark.standard_promotion
 
@@ -39,11 +32,10 @@ def folders(tmp_path_factory):
     return {name: tmp_path_factory.mktemp(name.removesuffix(".md")) for name in PAGES}
 
 
-@pytest.mark.parametrize(("name", "number", "snippet"), PYTHON)
-def test_snippet_runs(name, number, snippet, folders, monkeypatch):
+@pytest.mark.parametrize(("name", "snippet"), PYTHON)
+def test_snippet_runs(name, snippet, folders, monkeypatch):
     monkeypatch.chdir(folders[name])
-    scope: dict = {"__name__": "__main__"}
-    exec(compile(snippet, f"{name}, snippet {number}", "exec"), scope)
+    PAGES[name].run(snippet)
 
 
 @pytest.mark.parametrize(("name", "line"), COMMANDS)
@@ -68,10 +60,37 @@ def test_pages_kept_apart_have_tests_of_their_own():
     tests = pathlib.Path(__file__).parents[1].rglob("test_*.py")
     texts = [path.read_text() for path in tests if path != pathlib.Path(__file__)]
     for name in ELSEWHERE:
-        assert any(name in text for text in texts), name
+        assert any(f'read_page("{name}")' in text for text in texts), name
+
+
+def test_what_runs_is_found():
+    page = all_pages()["reproducibility.md"]
+    assert len(page.snippets) == len(page.outputs) == page.text.count("```python") == 5
+    assert "Finding the place" in page.titled
+    [command] = page.commands
+    assert command.startswith("sweep ")
+
+
+def test_of_a_page_is_found_what_can_run():
+    page = Page(
+        "x",
+        "# x\n\n## One\n\n```python\nx = 1\n```\n\n```text\n1\n```\n\nrjax is prose\n\n"
+        "## Two\n\nNothing.\n\n## Three\n\n```sh\nrjax plan --a 1  # why\nls\n"
+        "rjax compare a b || true\n```\n\n```python\ny = x + 1\n```\n",
+    )
+    assert page.snippets == ["x = 1\n", "y = x + 1\n"] and page.outputs == ["1\n"]
+    assert page.titled == {"One": "x = 1\n", "Three": "y = x + 1\n"}
+    assert [line.split() for line in page.commands] == [
+        ["plan", "--a", "1"],
+        ["compare", "a", "b"],
+    ]
+    scope = page.run(page.snippets[0])
+    assert page.run(page.snippets[1], scope)["y"] == 2
+    with pytest.raises(NameError, match="x"):
+        page.run(page.snippets[1])
 
 
 def test_links_lead_somewhere():
-    for name, text in PAGES.items():
-        for target in re.findall(r"\]\((?!http|#)([^)#]+)", text):
+    for name, page in all_pages().items():
+        for target in re.findall(r"\]\((?!http|#)([^)#]+)", page.text):
             assert os.path.exists(DOCS / target), (name, target)

@@ -1,24 +1,18 @@
 """Every snippet of the page on front doors runs; every row of its tables means it."""
 
 import copy
-import pathlib
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from doc_pages import read_page
 
 import rjax
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "adoption.md"
-if not PAGE.exists():
-    pytest.skip("a built package has no docs", allow_module_level=True)
-TEXT = PAGE.read_text()
-SNIPPETS = re.findall(
-    r"^## ([^\n]*)\n(?:(?!^## ).)*?```python\n(.*?)```", TEXT, re.M | re.S
-)
-TABLES = re.split(r"^### (.*)$", TEXT, flags=re.M)[1:]
+PAGE = read_page("adoption.md")
+TABLES = re.split(r"^### (.*)$", PAGE.text, flags=re.M)[1:]
 ROWS = [
     (TABLES[i], *row)
     for i in range(0, len(TABLES), 2)
@@ -31,12 +25,11 @@ ROWS = [
 pytestmark = pytest.mark.standard_promotion  # stock Flax, Equinox and Optax
 
 
-@pytest.mark.parametrize("title", [title for title, _ in SNIPPETS])
+@pytest.mark.parametrize("title", PAGE.titled)
 def test_snippet_runs(title):
     if title == "Equinox":
         pytest.importorskip("equinox")
-    scope: dict = {"__name__": "__main__"}
-    exec(compile(dict(SNIPPETS)[title], f"snippet of {title}", "exec"), scope)
+    scope = PAGE.run(PAGE.titled[title])
     if "report" in scope:
         assert scope["report"].applied and np.isfinite(scope["report"].loss)
     if "applied" in scope:
@@ -47,14 +40,14 @@ def test_every_door_has_a_snippet():
     titles = "Flax Linen, Flax NNX, Equinox, Optax, Frozen weights and adapters".split(
         ", "
     )
-    assert [title for title, _ in SNIPPETS] == [*titles, "Your own loop"]
+    assert [*PAGE.titled] == [*titles, "Your own loop"]
+    assert len(PAGE.titled) == len(PAGE.snippets)
 
 
 @pytest.fixture(scope="module")
 def loop():
     """What the loop of the page has made, with a step under way."""
-    scope: dict = {"__name__": "__main__"}
-    exec(compile(dict(SNIPPETS)["Your own loop"], "loop", "exec"), scope)
+    scope = PAGE.run(PAGE.titled["Your own loop"])
     scope["view"] = rjax.compute_view(scope["params"])
     run = rjax.scaled_value_and_grad(scope["loss_fn"], scope["scaling"])
     _, scope["grads"] = run(scope["view"], scope["batch"])

@@ -22,6 +22,7 @@ from helpers import (
 )
 
 import rjax
+from rjax.drawing import readable
 from rjax.programs import trace
 from rjax.step import find_plan
 
@@ -333,12 +334,19 @@ def test_compiler_options_reach_xla(rig):
 
 def test_it_tells_of_itself(captured, loaded, rig):
     assert re.fullmatch(
-        r"<Captured train_step: \d+ arrays of state, 2 of a batch, \S.*, plan "
-        rf"{rig.plan.fingerprint[:12]}>",
+        r"Captured\(name=train_step, state=\d+ arrays, batch=2 arrays, device=\S.*, "
+        rf"plan={rig.plan.fingerprint[:12]}\)",
         repr(captured),
     )
     page = captured._repr_html_()
+    assert page.startswith("<div><p><b>rjax program</b>: train_step, compiled in ")
+    stages, memory = captured.stages(), captured.memory()
+    for label in (f"stages: {stages.summary}", f"memory: {memory.summary}"):
+        assert f"<summary>{label}</summary>" in page
     assert "forward_backward" in page and "temporaries" in page
+    assert f"<b>rjax stages</b>: {stages.kernels} kernels, " in stages._repr_html_()
+    peak = readable(memory.peak)
+    assert f"<b>rjax memory</b>: {peak} a call</p>" in memory._repr_html_()
     assert captured.compile_seconds > 0 and loaded.compile_seconds > 0
     assert "stablehlo" in captured.hlo("lowered")
     assert loaded.signature == captured.signature

@@ -202,7 +202,9 @@ class TestTheProgram:
         epoch = captured(shuffle=True, epochs=2, every=3)
         assert (epoch.steps, epoch.epochs, epoch.every) == (STEPS, 2, 3)
         assert isinstance(epoch, rjax.Captured) and epoch.plan is made()[0]
-        assert repr(epoch).startswith("<Captured epoch_of_train_step: ")
+        begin = "CapturedEpoch(name=epoch_of_train_step, steps="
+        assert repr(epoch).startswith(f"{begin}{STEPS}, epochs=2, every=3, data=")
+        assert ", batch=" not in repr(epoch)
         table = epoch.stages()
         step = rjax.capture(made()[2], fresh(), epoch.batch(fresh())).stages()
         assert table.kernels >= 2 * STEPS * step.kernels
@@ -211,7 +213,11 @@ class TestTheProgram:
         assert memory.batch == EXAMPLES * (6 * 2 + 4)
         assert memory.state["master"] == 4 * made()[0].n
         assert epoch.cost()["flops"] > 0 and epoch.compile_seconds > 0
-        assert "temporaries" in epoch._repr_html_()
+        page = epoch._repr_html_()
+        assert f", 2 epochs of {STEPS} steps a call</p>" in page
+        assert "<b>rjax program</b>: epoch_of_train_step" in page
+        assert f"<summary>stages: {table.summary}</summary>" in page
+        assert "temporaries" in page
 
     def test_it_is_saved_and_loaded_as_a_program_of_state_and_data(self, tmp_path):
         epoch = captured()

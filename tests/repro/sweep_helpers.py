@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from compare_helpers import some_run
 
-from rjax.repro.sweeps import axes
-from rjax.repro.sweeps.driver import _WORDS
+from rjax.runs.sweeps import axes
+from rjax.runs.sweeps.driver import _WORDS
 
 WORDS = ("--data", "digits", "--epochs", "2")
 

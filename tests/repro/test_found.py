@@ -13,8 +13,8 @@ from helpers import SIX, config, make_rig
 
 import rjax
 from rjax import repro
+from rjax.digests import ARENAS
 from rjax.repro import format as on_disk
-from rjax.repro.tensors import ARENAS
 from rjax.trees import flatten
 
 CONFIG = config(

@@ -11,7 +11,7 @@ from repro.sweep_helpers import WORDS, script, write_runs
 from repro.test_page import Seen
 
 from rjax.repro import sweep
-from rjax.repro.sweeps import Sweep
+from rjax.runs.sweeps import Sweep
 
 SETTINGS = {"precision": ["fp32", "fp16"], "rule": ["halving", "<b>"]}
 SEEDS = [0, 3, 4]

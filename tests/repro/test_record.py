@@ -19,11 +19,11 @@ from helpers import BOTH, bits, both, config, make_rig
 
 import rjax
 from rjax import repro
+from rjax.digests import values
 from rjax.files import AppendOnly
 from rjax.repro import RecordError, digest, tensors
 from rjax.repro import format as on_disk
 from rjax.repro.snapshots import load_tensor
-from rjax.repro.tensors import values
 from rjax.repro.waiting import FETCH
 
 CONFIG = config(optimizer=rjax.optim.momentum(), ema=rjax.Ema(0.9))

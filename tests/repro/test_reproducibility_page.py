@@ -10,14 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from doc_pages import DOCS, read_page
 
 from rjax.cli import main
 
-PAGE = Path(__file__).parents[2] / "docs" / "reproducibility.md"
-if not PAGE.exists():
-    pytest.skip("a built package has no docs", allow_module_level=True)
-TEXT = PAGE.read_text()
-PARTS = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TEXT, re.S)
+PAGE = read_page("reproducibility.md")
 
 pytestmark = pytest.mark.skipif(
     jax.default_backend() != "cpu", reason="the page shows what a CPU does"
@@ -35,15 +32,15 @@ def scope(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     found: dict[str, Any] = {"__name__": "__main__"}
     said = []
     with contextlib.chdir(tmp_path_factory.mktemp("page")):
-        for code, _ in PARTS:
+        for snippet in PAGE.snippets:
             with contextlib.redirect_stdout(io.StringIO()) as out:
-                exec(compile(code, "snippet", "exec"), found)
+                PAGE.run(snippet, found)
             said.append(out.getvalue())
     return found | {"said": said}
 
 
 def test_all_snippets_have_an_output() -> None:
-    assert len(PARTS) == TEXT.count("```python") == TEXT.count("```text") == 5
+    assert len(PAGE.outputs) == len(PAGE.snippets) == PAGE.text.count("```text") == 5
 
 
 @pytest.mark.parametrize("place", range(5))
@@ -51,7 +48,7 @@ def test_a_snippet_prints_what_stands_below_it(
     scope: dict[str, Any], place: int
 ) -> None:
     printed = [_shape(line) for line in scope["said"][place].splitlines()]
-    for line in PARTS[place][1].splitlines():
+    for line in PAGE.outputs[place].splitlines():
         assert _shape(line) in printed
 
 
@@ -77,24 +74,23 @@ def test_a_rounding_is_left_out_and_kept(scope: dict[str, Any]) -> None:
 
 
 def test_the_files_that_it_names_are_there() -> None:
-    root = PAGE.parents[1]
-    named = re.findall(r"`((?:tests|rjax|benchmarks)/[\w/.]+)`", TEXT)
+    named = re.findall(r"`((?:tests|rjax|benchmarks)/[\w/.]+)`", PAGE.text)
     assert len(named) >= 5
     for name in named:
-        assert (root / name).exists(), name
+        assert (DOCS.parent / name).exists(), name
 
 
 def test_its_command_is_understood(
     tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = TEXT.split("```sh\n")[1].split("\n```")[0]
+    [line] = PAGE.commands
     asked: list[Any] = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(
         "rjax.sweep_command.sweep", lambda *a, **k: asked.append((a, k)) or 1 / 0
     )
     with pytest.raises(ZeroDivisionError):
-        main(line.split()[1:])
+        main(line.split())
     (settings, out), options = asked[0]
     assert settings["rule"] == ["halving", "static", "dynamic"] and out == "sweep"
     assert options["train"] == ["--data", "digits", "--epochs", "5"]

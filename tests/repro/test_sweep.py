@@ -12,8 +12,8 @@ from repro.sweep_helpers import WORDS, script, write_runs
 import rjax
 from rjax.cli import main
 from rjax.repro import sweep
-from rjax.repro.sweeps import Sweep, axes
-from rjax.repro.sweeps.reading import Seen
+from rjax.runs.sweeps import Sweep, axes
+from rjax.runs.sweeps.reading import Seen
 
 SETTINGS = {"precision": ["fp32", "bf16", "fp16"], "rule": ["halving", "static"]}
 SEEDS = [0, 3, 4]

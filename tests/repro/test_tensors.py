@@ -10,8 +10,8 @@ import pytest
 from helpers import SIX, config, make_rig, ones
 
 import rjax
+from rjax.digests import ARENAS, values
 from rjax.repro import digest, tensors
-from rjax.repro.tensors import ARENAS, values
 from rjax.trees import flatten
 
 STATS = (("bn1/mean", (1,), 0.0), ("bn1/var", (1,), 1.0), ("bn1/count", (2,), 0.0))

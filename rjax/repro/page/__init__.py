@@ -1,4 +1,4 @@
-"""Pages that need nothing from elsewhere: of a comparison, of a sweep."""
+"""Pages that need nothing from elsewhere, and that of a comparison."""
 
 from rjax.repro.page.comparison import fragment, page
 

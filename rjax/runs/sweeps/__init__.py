@@ -1,6 +1,6 @@
 """One run under several settings, and what came out, side by side."""
 
-from rjax.repro.sweeps.driver import sweep
-from rjax.repro.sweeps.outcome import Setting, Sweep
+from rjax.runs.sweeps.driver import sweep
+from rjax.runs.sweeps.outcome import Setting, Sweep
 
 __all__ = ["Setting", "Sweep", "sweep"]

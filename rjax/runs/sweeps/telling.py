@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from rjax.repro.sweeps.outcome import Sweep
+from rjax.runs.sweeps.outcome import Sweep
 
 _PLUS_MINUS = (
     "Means over the seeds ± their sample standard deviation; throughput is that of the "

@@ -45,6 +45,10 @@ class Tensor:
         shape: its shape.
         dtype: name of its dtype.
         region: name of the region it lies in, "" if it lies in none.
+
+    Example:
+        >>> Tensor("master", "fc/kernel", (3, 2), "float32", "W_FC_WEIGHT").name
+        'master fc/kernel'
     """
 
     field: str
@@ -65,6 +69,9 @@ def tensors(plan: Plan, state: RegionState) -> tuple[Tensor, ...]:
     Args:
         plan: the static layout.
         state: a state of it; only shapes and dtypes are looked at.
+
+    Returns:
+        Slots of the arenas first, then whatever else the state holds, leaf by leaf.
 
     Example:
         >>> import rjax
@@ -120,6 +127,17 @@ def digest(plan: Plan, state: RegionState) -> UInt32[Array, "tensors 2"]:
 
     Returns:
         uint32[tensors, 2], in the order of :func:`tensors`.
+
+    Example:
+        >>> import rjax
+        >>> params = {"dense": {"kernel": jnp.ones((3, 2))}}
+        >>> plan = rjax.make_plan(params, rjax.Config())
+        >>> state = rjax.init_state(plan, params)
+        >>> other = dataclasses.replace(state, step=state.step + 1)
+        >>> of = jax.jit(digest, static_argnums=0)
+        >>> differs = np.asarray(of(plan, state) != of(plan, other)).any(axis=1)
+        >>> [tensors(plan, state)[i].name for i in np.flatnonzero(differs)]
+        ['step']
     """
     lanes = []
     for field in ARENAS:

@@ -11,9 +11,9 @@ import numpy as np
 
 from rjax.repro.errors import RecordError
 from rjax.repro.opened import open_record
-from rjax.repro.sweeps.axes import Choice
 from rjax.repro.tracks import Tracker
 from rjax.runs.jsonl import whole_lines
+from rjax.runs.sweeps.axes import Choice
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from rjax.files import write_atomically
-from rjax.repro.sweeps import axes
-from rjax.repro.sweeps.axes import Choice
-from rjax.repro.sweeps.outcome import Sweep
-from rjax.repro.sweeps.reading import Seen, manifest, read
+from rjax.runs.sweeps import axes
+from rjax.runs.sweeps.axes import Choice
+from rjax.runs.sweeps.outcome import Sweep
+from rjax.runs.sweeps.reading import Seen, manifest, read
 
 # Runs of a sweep leave what is compared, and no more.
 _WORDS = ("--no-plan", "--checkpoint-every", "0", "--weights", "none")
@@ -89,14 +89,16 @@ def sweep(
         OSError: if `out` cannot be written to, or holds what is no run.
 
     Example:
-        ::
+        With ``{"precision": ["fp32", "fp16"], "rule": ["halving", "dynamic"]}`` and
+        ``train=["--data", "digits", "--epochs", "5"]`` it trains twelve times. What
+        cannot be is refused before the first run:
 
-            found = rjax.repro.sweep(
-                {"precision": ["fp32", "fp16"], "rule": ["halving", "dynamic"]},
-                "sweeps/digits",
-                train=["--data", "digits", "--epochs", "5"],
-            )
-            print(found)
+        >>> import rjax
+        >>> try:
+        ...     rjax.repro.sweep({"precison": ["fp32"]}, "sweeps/digits")
+        ... except ValueError as error:
+        ...     print(error)
+        `precison` is no axis: take devices, precision, python, rule or any option ...
     """
     numbers = [*range(seeds)] if isinstance(seeds, int) else [*seeds]
     if not numbers or len({*numbers}) < len(numbers) or min(numbers) < 0:

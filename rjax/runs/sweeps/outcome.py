@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rjax.plain import plain
-from rjax.repro.sweeps.axes import Choice
-from rjax.repro.sweeps.reading import Seen
+from rjax.runs.sweeps.axes import Choice
+from rjax.runs.sweeps.reading import Seen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +60,18 @@ class Sweep:
         command: words that all runs share.
         seeds: which.
         settings: every combination, in the order of the values given.
+
+    Example:
+        >>> from rjax.runs.sweeps.axes import choices
+        >>> found = choices({"rule": ["halving", "static"]})
+        >>> losses = 0.25, 0.5
+        >>> runs = [
+        ...     Seen(choice, 0, f"runs/{choice.folder}", "", loss=loss, accuracy=0.9)
+        ...     for choice, loss in zip(found, losses, strict=True)
+        ... ]
+        >>> done = Sweep.of(["rule"], ["rjax", "train"], found, [0], runs)
+        >>> [(setting.name, setting.mean("loss")) for setting in done.settings]
+        [('halving', 0.25), ('static', 0.5)]
     """
 
     axes: tuple[str, ...]
@@ -109,7 +121,7 @@ class Sweep:
 
     def text(self) -> str:
         """Return the sweep as a table, with what to know below it."""
-        from rjax.repro.sweeps.telling import text
+        from rjax.runs.sweeps.telling import text
 
         return text(self)
 
@@ -126,7 +138,7 @@ class Sweep:
 
     def to_html(self) -> str:
         """Return the sweep as a page that needs nothing from elsewhere."""
-        from rjax.repro.page.sweep import page
+        from rjax.runs.sweeps.page import page
 
         return page(self)
 
@@ -134,7 +146,7 @@ class Sweep:
         return self.text()
 
     def _repr_html_(self) -> str:
-        from rjax.repro.page.sweep import fragment
+        from rjax.runs.sweeps.page import fragment
 
         return fragment(self)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from rjax.repro.page import parts
 from rjax.repro.page.charts import Line, Points, chart, stairs
-from rjax.repro.sweeps.outcome import Setting, Sweep
-from rjax.repro.sweeps.telling import bits as same_bits
-from rjax.repro.sweeps.telling import compared, headline, mixed
+from rjax.runs.sweeps.outcome import Setting, Sweep
+from rjax.runs.sweeps.telling import bits as same_bits
+from rjax.runs.sweeps.telling import compared, headline, mixed
 
 # Okabe and Ito; the values of the first axis have a colour each, those of the others a
 # dash.
