@@ -8,14 +8,12 @@ normed input is formed again.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rjax.ops import mosaic
 from rjax.ops.batch_norm import base
 from rjax.ops.batch_norm.base import like, stored
 from rjax.ops.batch_norm.moments import merge_devices
@@ -26,6 +24,7 @@ from rjax.ops.batch_norm.training import (
     values_per_channel,
 )
 from rjax.ops.conv_bn_relu.norm import Norm
+from rjax.ops.manual_axes import align
 
 _DIMENSIONS = ("NHWC", "HWIO", "NHWC")
 
@@ -69,12 +68,11 @@ def conv(how: How, x: jax.Array, kernel: jax.Array, norm: Norm | None) -> _Outpu
 
 def convolve(how: How, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Return the convolution, accumulated in float32, rounded to the dtype of x."""
-    padding: str | Sequence[tuple[int, int]] = how.padding
     return lax.conv_general_dilated(
         x,
         kernel,
         how.strides,
-        padding,
+        how.padding,
         dimension_numbers=_DIMENSIONS,
         feature_group_count=how.groups,
     )
@@ -87,9 +85,8 @@ def _forward(
     mean, squares = run_pass("statistics", z, implementation=how.implementation)
     n = values_per_channel(z, None)
     mean, var = merge_devices(mean, squares, n, how.axis_name)
-    axes = mosaic.varying_axes(z)
     # Each device differentiates its own copy; the backward pass adds them up.
-    mean, var = (_varying(s, axes) for s in (mean, var))
+    z, mean, var = align(z, mean, var)
     return (z, mean, var), Saved(x, kernel, norm, z, mean)
 
 
@@ -103,7 +100,7 @@ def _backward(how: How, saved: Saved, cts: _Outputs) -> tuple[Any, ...]:
     dx, dkernel = pull(dz)
     if norm is None:
         return dx, dkernel, None
-    dx, dnorm = masked(how.implementation, x, dx, norm)
+    dx, dnorm = _unnormed(how.implementation, x, dx, norm, relu=True)
     return dx, dkernel, dnorm
 
 
@@ -135,22 +132,18 @@ def _normed(how: How, x: jax.Array, norm: Norm | None) -> jax.Array:
     )
 
 
-def masked(
-    implementation: str | None, x: jax.Array, dy: jax.Array, norm: Norm
+def _unnormed(
+    implementation: str | None, x: jax.Array, dy: jax.Array, norm: Norm, relu: bool
 ) -> tuple[jax.Array, Norm]:
-    """Return the gradients of x and of a norm with a ReLU, from that of its result."""
-    options: dict[str, Any] = {"relu": True, "window": None}
+    """Return the gradients of x and of its norm, from that of the result."""
+    options: dict[str, Any] = {"relu": relu, "window": None}
     total, product, _ = run_pass(
         "reduce", x, (dy,), *norm, None, implementation=implementation, **options
     )
-    above = base.scaled(x, *norm) > 0.0
-    dx = jnp.where(above, dy.astype(jnp.float32), 0.0) * like(x, norm.factor)
-    return stored(dx, x.dtype), Norm(-norm.factor * total, product, total)
-
-
-def _varying(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    missing = tuple(a for a in axes if a not in mosaic.varying_axes(x))
-    return lax.pcast(x, missing, to="varying") if missing else x
+    dz = dy.astype(jnp.float32)
+    dz = jnp.where(base.scaled(x, *norm) > 0.0, dz, 0.0) if relu else dz
+    dx = stored(dz * like(x, norm.factor), x.dtype)
+    return dx, Norm(-norm.factor * total, product, total)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -186,13 +179,7 @@ def _apply_backward(
         dy, relu = base.masked(dy, y), False
     if relu:
         x, dy = lax.optimization_barrier((x, dy))
-        return *masked(implementation, x, dy, norm), None
-    options: dict[str, Any] = {"relu": False, "window": None}
-    total, product, _ = run_pass(
-        "reduce", x, (dy,), *norm, None, implementation=implementation, **options
-    )
-    dx = stored(dy.astype(jnp.float32) * like(x, norm.factor), x.dtype)
-    dnorm = Norm(-norm.factor * total, product, total)
+    dx, dnorm = _unnormed(implementation, x, dy, norm, relu)
     return dx, dnorm, dy if added else None
 
 
